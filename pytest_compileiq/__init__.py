@@ -1,0 +1,1 @@
+"""pytest-compileiq: kernel-tuning regression tests for NVIDIA CompileIQ."""

@@ -1,0 +1,1 @@
+"""Which GPU, for whom, at which clock: identity, lease, clocks, guardian, monitor."""

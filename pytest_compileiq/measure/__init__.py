@@ -1,0 +1,1 @@
+"""From launches to evidence: timing units, log-ratios, the betting test, spread."""
