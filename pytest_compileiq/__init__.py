@@ -1,1 +1,52 @@
-"""pytest-compileiq: kernel-tuning regression tests for NVIDIA CompileIQ."""
+"""pytest-compileiq: kernel-tuning regression tests for NVIDIA CompileIQ.
+
+The names below are imported when they are first used: pytest loads this package at every
+start, and a run without ciq tests must cost nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_compileiq.errors import CiqError as CiqError
+    from pytest_compileiq.fixture import CIQ as CIQ
+    from pytest_compileiq.fixture import CiqFailure as CiqFailure
+    from pytest_compileiq.fixture import Comparison as Comparison
+    from pytest_compileiq.subjects.kernel import Build as Build
+    from pytest_compileiq.subjects.kernel import Kernel as Kernel
+    from pytest_compileiq.subjects.objective import Objective as Objective
+    from pytest_compileiq.subjects.ptx import PtxKernel as PtxKernel
+    from pytest_compileiq.verdict import Verdict as Verdict
+
+_HOME = {
+    "CIQ": "fixture",
+    "Build": "subjects.kernel",
+    "CiqError": "errors",
+    "CiqFailure": "fixture",
+    "Comparison": "fixture",
+    "Kernel": "subjects.kernel",
+    "Objective": "subjects.objective",
+    "PtxKernel": "subjects.ptx",
+    "Verdict": "verdict",
+}
+
+__all__ = [
+    "CIQ",
+    "Build",
+    "CiqError",
+    "CiqFailure",
+    "Comparison",
+    "Kernel",
+    "Objective",
+    "PtxKernel",
+    "Verdict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -5,7 +5,7 @@ Every error carries the reason word that a check reports when the error ends it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pytest_compileiq.verdict import Reason
@@ -15,7 +15,8 @@ class CiqError(Exception):
     """Base of all errors that this plugin raises on purpose.
 
     ``what`` states the fact with its numbers, ``looked_at`` the files, variables or
-    calls that were consulted, in order, and ``remedy`` the next step for the reader.
+    calls that were consulted, in order, ``remedy`` the next step for the reader, and
+    ``numbers`` what was measured until then, as in ``Verdict.numbers``.
     """
 
     default_reason: ClassVar[Reason] = Reason.UNFIT
@@ -27,12 +28,14 @@ class CiqError(Exception):
         looked_at: Sequence[str] = (),
         remedy: str = "",
         reason: Reason | None = None,
+        numbers: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
         self.looked_at = tuple(looked_at)
         self.remedy = remedy
         self.reason = reason or self.default_reason
+        self.numbers = dict(numbers or {})
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -59,6 +62,10 @@ class AcfError(CiqError):
     """The ACF is missing, damaged, or was made for another ptxas."""
 
     default_reason = Reason.REJECTED
+
+
+class ProofError(CiqError):
+    """What was built is not what was asked for; always raised with a reason of its own."""
 
 
 class GpuError(CiqError):

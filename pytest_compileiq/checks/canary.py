@@ -1,0 +1,202 @@
+"""``ciq_canary``: the test can see a bad ACF. If it cannot, its other answers mean nothing.
+
+Three steps, and none of them needs a GPU: *refusal* (a damaged ACF must be refused),
+*arrival* (ptxas got each ACF) and *effect* (O0 worsens a deterministic cost, O3 does not).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_compileiq.checks import proof
+from pytest_compileiq.checks.win import ratio
+from pytest_compileiq.errors import CiqError, ProofError
+from pytest_compileiq.settings import Canary
+from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
+from pytest_compileiq.subjects.objective import ObjectiveBench
+from pytest_compileiq.toolchain.acf import Acf, nonsense
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+_NO_O0 = (
+    "give the mark an o0= file, or the run a --ciq-debug-pack=DIR|ZIP with NVIDIA's O0.acf and "
+    "O3.acf"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAcfs:
+    """``o0`` has to make things worse, ``o3`` must not; ``committed`` is only damaged here."""
+
+    o0: Acf | None
+    o3: Acf | None
+    committed: Acf | None
+
+
+def judge_kernel(bench: Workbench, known: KnownAcfs, params: Canary) -> Verdict:
+    kernel = bench.kernel
+    source = "acf"
+    if known.o0 is not None:
+        o0 = Arm(known.o0.name, known.o0)
+        o3: Arm | None = Arm(known.o3.name, known.o3) if known.o3 is not None else None
+    elif kernel.takes_flags:
+        source = "raw -O0 and -O3"
+        o0, o3 = Arm("raw -O0", flags=("-O0",)), Arm("raw -O3", flags=("-O3",))
+    else:
+        raise ProofError(
+            f"{kernel.name}: there is no O0 ACF, and this kernel takes no ptxas flags instead",
+            remedy=_NO_O0,
+            reason=Reason.UNFIT,
+        )
+    sample = known.o0 or known.committed
+    damaged = sample.damaged() if sample else nonsense()
+    arms = [o0] if o3 is None else [o0, o3]
+    bench.build([BASELINE, Arm(damaged.name, damaged), *arms])  # all at once: parallel
+    baseline = proof.baseline_build(bench)
+    numbers: dict[str, object] = {
+        "source": source,
+        "refused": proof.refused(bench, sample),
+        "ptxas": proof.ptxas_of(bench, baseline),
+        "margin": params.margin,
+        "tolerance": params.tolerance,
+    }
+    if kernel.code_of(baseline) is None:
+        return Verdict(
+            check=Check.CANARY,
+            kernel=kernel.name,
+            status=Status.NOT_JUDGED,
+            message="a damaged ACF is refused; the build gives no cubin to see the effect in",
+            numbers=numbers,
+        )
+    cost = _costs(bench, baseline)
+    numbers["baseline"] = cost
+    worst = _regression(bench, o0, cost, numbers, "o0")
+    if worst < params.margin:
+        raise CiqError(
+            f"{o0.name} makes nothing worse by {params.margin:g}x: {_compared(cost, numbers['o0'])}",
+            remedy="check that it is an O0 ACF of this ptxas; a kernel of a few instructions "
+            "needs a lower margin=",
+            reason=Reason.NO_EFFECT,
+            numbers=numbers,
+        )
+    if o3 is not None:
+        growth = _regression(bench, o3, cost, numbers, "o3")
+        if growth > 1 + params.tolerance:
+            raise CiqError(
+                f"{o3.name} makes the code worse by {growth:.3g}x, more than the tolerance of "
+                f"{params.tolerance:.0%}: {_compared(cost, numbers['o3'])}",
+                remedy="plain ptxas is an -O3 already: look for other flags in the baseline's "
+                "build, or correct o3=",
+                reason=Reason.SLOWER,
+                numbers=numbers,
+            )
+    return Verdict(
+        check=Check.CANARY,
+        kernel=kernel.name,
+        status=Status.PASS,
+        message=f"damage refused; {o0.name}: {_compared(cost, numbers['o0'])}"
+        + ("" if o3 is not None else "; no O3 ACF to try"),
+        numbers=numbers,
+    )
+
+
+def _costs(bench: Workbench, build: Build) -> dict[str, int]:
+    """Deterministic costs of a build: bytes of code, and of spills where they are reported."""
+    code = bench.kernel.code_of(build)
+    resources = bench.kernel.resources_of(build)
+    costs = {} if resources is None else {"spill_bytes": resources.spill_bytes}
+    return costs if code is None else {**costs, "code_bytes": code.code_size(bench.kernel.entry)}
+
+
+def _regression(
+    bench: Workbench, arm: Arm, baseline: dict[str, int], numbers: dict[str, object], key: str
+) -> float:
+    """By what factor the arm is worse in the cost that it worsens most.
+
+    Either cost alone would miss one: -O0 keeps values in memory by plain loads and stores and
+    may report no spill at all, and an ACF that spills more may make shorter code.
+    """
+    build = proof.built_with(bench, arm)
+    if arm.acf is not None:
+        proof.arrived(bench, arm, build)
+    costs = _costs(bench, build)
+    numbers[key] = costs
+    return max(ratio(costs[name], baseline[name], "min") for name in baseline if name in costs)
+
+
+def _compared(before: dict[str, int], after: object) -> str:
+    assert isinstance(after, dict)
+    return ", ".join(
+        f"{name.replace('_', ' ')} {before[name]} -> {after[name]}"
+        for name in before
+        if name in after
+    )
+
+
+def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: Canary) -> Verdict:
+    if known.o0 is None:
+        raise ProofError(
+            f"{bench.objective.name}: there is no O0 ACF to try the objective with",
+            remedy=_NO_O0,
+            reason=Reason.UNFIT,
+        )
+    damaged = known.o0.damaged()
+    answer = bench.evaluate(damaged, damaged.name)
+    if answer.scores:
+        raise ProofError(
+            f"{bench.objective.name} gave {damaged.name} the score {_list(answer.scores)}: it does not "
+            "read the ACF, or hides that the build failed",
+            remedy='hand the ACF to ptxas, and return "*" when the build fails',
+            reason=Reason.NOT_APPLIED,
+        )
+    baseline = _scores(bench, None, "the baseline")
+    o0 = _scores(bench, known.o0, known.o0.name)
+    numbers: dict[str, object] = {
+        "source": "acf",
+        "refused": damaged.name,
+        "baseline": list(baseline),
+        "o0": list(o0),
+        "margin": params.margin,
+        "tolerance": params.tolerance,
+    }
+    kind = bench.objective.problem_type
+    worse = [ratio(after, before, kind) for before, after in zip(baseline, o0, strict=True)]
+    if max(worse) < params.margin:
+        raise CiqError(
+            f"{known.o0.name} makes no score worse by {params.margin:g}x: {list(baseline)} on the "
+            f"baseline, {list(o0)} with it",
+            remedy="the objective does not see what the compiler does: check that it measures "
+            "the kernel that it builds",
+            reason=Reason.NO_EFFECT,
+            numbers=numbers,
+        )
+    if known.o3 is not None:
+        o3 = _scores(bench, known.o3, known.o3.name)
+        numbers["o3"] = list(o3)
+        worst = max(ratio(after, before, kind) for before, after in zip(baseline, o3, strict=True))
+        if worst > 1 + params.tolerance:
+            raise CiqError(
+                f"{known.o3.name} makes the score worse by {worst:.3g}x: {list(baseline)} on the "
+                f"baseline, {list(o3)} with it",
+                remedy="plain ptxas is an -O3 already: look for other flags in the baseline",
+                reason=Reason.SLOWER,
+                numbers=numbers,
+            )
+    return Verdict(
+        check=Check.CANARY,
+        kernel=bench.objective.name,
+        status=Status.PASS,
+        message=f"damage refused; {known.o0.name}: score {_list(baseline)} -> {_list(o0)}"
+        + ("" if known.o3 is not None else "; no O3 ACF to try"),
+        numbers=numbers,
+    )
+
+
+def _scores(bench: ObjectiveBench, acf: Acf | None, arm: str) -> tuple[float, ...]:
+    evaluation = bench.evaluate(acf, arm)
+    if fault := evaluation.fault:
+        raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason)
+    return evaluation.scores
+
+
+def _list(scores: tuple[float, ...]) -> str:
+    return ", ".join(f"{score:g}" for score in scores)

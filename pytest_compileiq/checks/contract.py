@@ -1,0 +1,56 @@
+"""``ciq_objective``: CompileIQ can read what the objective answers, before a search is spent.
+
+A wrong shape ends a whole search, not one candidate, so the objective is called with what a
+search will hand it: the baseline ``{}``, an ACF, and an ACF that no ptxas takes.
+"""
+
+from __future__ import annotations
+
+from pytest_compileiq.errors import CiqError
+from pytest_compileiq.subjects.objective import Evaluation, ObjectiveBench
+from pytest_compileiq.toolchain.acf import Acf, nonsense
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+
+def judge_objective(bench: ObjectiveBench, acf: Acf | None) -> Verdict:
+    """``acf`` is a good one, or None when the test names none: then only two calls are made."""
+    name = bench.objective.name
+    numbers: dict[str, object] = {"objectives": bench.objectives}
+    baseline = _readable(bench.evaluate(None, "the baseline"), numbers)
+    numbers["baseline_scores"] = list(baseline)
+    text = f"baseline {_list(baseline)}"
+    if acf is not None:
+        scores = _readable(bench.evaluate(acf, acf.name), numbers)
+        numbers["acf_scores"] = list(scores)
+        text += f", {acf.name} {_list(scores)}"
+    damaged = acf.damaged() if acf is not None else nonsense()
+    answer = bench.evaluate(damaged, damaged.name)
+    if answer.scores:
+        raise CiqError(
+            f"the objective gave {damaged.name}, which no ptxas takes, the score "
+            f"{_list(answer.scores)}",
+            remedy='the ACF is not read, or a failed build is hidden: return "*" when it fails',
+            reason=Reason.NOT_APPLIED,
+            numbers=numbers,
+        )
+    if not answer.refused:  # crashed, hung or a bad shape: any of these harms a search
+        _readable(answer, numbers)
+    raised = answer.fault is not None and answer.fault.reason is Reason.CRASHED
+    numbers["damaged"] = "raised" if raised else "*"
+    return Verdict(
+        check=Check.OBJECTIVE,
+        kernel=name,
+        status=Status.PASS,
+        message=f"{text}, damaged ACF " + ("raises" if raised else "is invalid"),
+        numbers=numbers,
+    )
+
+
+def _readable(evaluation: Evaluation, numbers: dict[str, object]) -> tuple[float, ...]:
+    if fault := evaluation.fault:
+        raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason, numbers=numbers)
+    return evaluation.scores
+
+
+def _list(scores: tuple[float, ...]) -> str:
+    return ", ".join(f"{score:g}" for score in scores)

@@ -1,0 +1,210 @@
+"""Proofs that need no timing: the ACF was taken, it reached ptxas, it changed the code.
+
+Each function raises a CiqError with the reason word, or returns what later steps need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_compileiq.errors import AcfError, CiqError, ProofError
+from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
+from pytest_compileiq.toolchain import sidecar as _sidecar
+from pytest_compileiq.toolchain.acf import Acf, nonsense
+from pytest_compileiq.toolchain.cubin import Cubin
+from pytest_compileiq.toolchain.ptxas import acf_refusal
+from pytest_compileiq.toolchain.sidecar import Sidecar
+from pytest_compileiq.verdict import Reason
+
+_RETUNE = "search for a new ACF with this ptxas and commit it"
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """Two builds of one kernel, and the facts that were shown about them."""
+
+    baseline: Build
+    build: Build
+    same_code: bool
+
+
+def baseline_build(bench: Workbench) -> Build:
+    """The baseline, which must build and must not have any ACF applied."""
+    (answer,) = bench.build([BASELINE])
+    if isinstance(answer, CiqError):
+        raise answer
+    if isinstance(answer, Exception):
+        raise ProofError(
+            f"the baseline does not build: {_one_line(answer)}",
+            remedy="this is not the ACF's doing: mend build(None)",
+            reason=Reason.CRASHED,
+        ) from answer
+    code = bench.kernel.code_of(answer)
+    if code is not None and (paths := code.controls()):
+        raise ProofError(
+            f"the baseline has an ACF applied, {paths[-1]}, so nothing can be compared with it",
+            looked_at=[f"ptxas' command line in the cubin: {code.command_line}"],
+            remedy="take --apply-controls out of PTXAS_OPTIONS, NVCC_APPEND_FLAGS and build(None)",
+            reason=Reason.UNFIT,
+        )
+    return answer
+
+
+def built_with(bench: Workbench, arm: Arm, sidecar: Sidecar | None = None) -> Build:
+    """The build of an arm that has to succeed; a refusal of the ACF is explained."""
+    baseline = baseline_build(bench)
+    (answer,) = bench.build([arm])
+    if isinstance(answer, Build):
+        return answer
+    if isinstance(answer, CiqError) and not isinstance(answer, AcfError):
+        raise answer
+    refusal = answer.what if isinstance(answer, AcfError) else acf_refusal(str(answer))
+    if arm.acf is None or refusal is None:
+        raise ProofError(
+            f"{arm.name}: the baseline builds, but this arm does not: {_one_line(answer)}",
+            remedy="repeat the build by hand with this ACF; if it fails there too, drop the ACF",
+            reason=Reason.REJECTED if arm.acf else Reason.CRASHED,
+        ) from answer
+    raise explain_refusal(arm.acf, refusal, ptxas_of(bench, baseline), sidecar) from answer
+
+
+def explain_refusal(acf: Acf, refusal: str, ptxas: str | None, sidecar: Sidecar | None) -> AcfError:
+    """Why ptxas refused an ACF: made for another ptxas, altered, or damaged."""
+    here = f"ptxas {ptxas}" if ptxas else "this ptxas"
+    looked_at = [f"{acf.source} ({len(acf.content)} bytes)", refusal]
+    change = _sidecar.altered(acf, sidecar) if sidecar else None
+    release = ".".join(ptxas.split(".")[:2]) if ptxas else None
+    if sidecar and not change and sidecar.release and release and sidecar.release != release:
+        return AcfError(
+            f"{acf.name} was made for ptxas {sidecar.release}, and {here} refuses it: an ACF is "
+            "bound to major.minor of its ptxas",
+            looked_at=looked_at,
+            remedy=f"use a ptxas {sidecar.release} (--ciq-ptxas), or {_RETUNE}",
+        )
+    if change:
+        return AcfError(
+            f"{change}, and {here} refuses it",
+            looked_at=looked_at,
+            remedy=f"restore {acf.name} from version control",
+        )
+    return AcfError(
+        f"{here} refuses {acf.name}: the file is damaged, or was made for another ptxas than "
+        f"{ptxas or 'this one'}",
+        looked_at=[*looked_at, "no sidecar says which" if sidecar is None else "its sidecar"],
+        remedy=f"restore {acf.name} from version control, or {_RETUNE}",
+    )
+
+
+def arrived(bench: Workbench, arm: Arm, build: Build) -> Cubin | None:
+    """ptxas' own note in the cubin names our staged ACF once. None when there is no cubin."""
+    assert arm.acf is not None
+    code = bench.kernel.code_of(build)
+    if code is None:
+        return None
+    paths = code.controls()
+    staged = str(bench.staged(arm.acf))
+    if paths is None:
+        raise ProofError(
+            f"{arm.name}: the cubin holds no command line of ptxas, so arrival cannot be proven",
+            remedy="give Build.cubin as ptxas wrote it, not stripped and not re-linked",
+            reason=Reason.UNFIT,
+        )
+    line = f"ptxas' command line in the cubin: {code.command_line}"
+    if not paths:
+        raise ProofError(
+            f"{arm.name} never reached ptxas: the cubin was made without --apply-controls",
+            looked_at=[line],
+            remedy="let build(acf) pass --apply-controls=<acf> to ptxas; "
+            "or a cache served an older build: clear it, or key it by the ACF's path",
+            reason=Reason.NOT_APPLIED,
+        )
+    if len(paths) > 1:
+        raise ProofError(
+            f"{arm.name}: ptxas got --apply-controls {len(paths)} times; the last one wins",
+            looked_at=[line],
+            remedy="remove the other one: PTXAS_OPTIONS, NVCC_APPEND_FLAGS, or a second hook",
+            reason=Reason.NOT_APPLIED,
+        )
+    if paths[0] != staged:
+        raise ProofError(
+            f"{arm.name} never reached ptxas: the cubin was made with another ACF, {paths[0]}",
+            looked_at=[line, f"expected {staged}"],
+            remedy="a cache served a stale build, or build(acf) ignores its argument",
+            reason=Reason.NOT_APPLIED,
+        )
+    return code
+
+
+def proven(bench: Workbench, arm: Arm, sidecar: Sidecar | None = None) -> Proven:
+    """Build the baseline and an ACF arm side by side and prove that the ACF arrived."""
+    bench.build([BASELINE, arm])  # at once, so that a kernel that can builds them in parallel
+    baseline = baseline_build(bench)
+    build = built_with(bench, arm, sidecar)
+    code = arrived(bench, arm, build)
+    base_code = bench.kernel.code_of(baseline)
+    entry = bench.kernel.entry
+    same = (
+        code is not None
+        and base_code is not None
+        and code.fingerprint(entry) == base_code.fingerprint(entry)
+    )
+    return Proven(baseline, build, same)
+
+
+def refused(bench: Workbench, acf: Acf | None) -> str:
+    """A damaged ACF must make the build fail; returns the name of the file that was tried."""
+    damaged = acf.damaged() if acf is not None else nonsense()
+    (answer,) = bench.build([Arm(damaged.name, damaged)])
+    if isinstance(answer, Build):
+        raise ProofError(
+            f"{damaged.name} was taken without an error: the build does not read the ACF",
+            looked_at=[f"build({bench.staged(damaged)})"],
+            remedy="let build(acf) pass --apply-controls=<acf> to ptxas and raise when it fails",
+            reason=Reason.NOT_APPLIED,
+        )
+    if isinstance(answer, CiqError) and answer.reason in (Reason.CRASHED, Reason.HUNG):
+        raise answer
+    return damaged.name
+
+
+def ptxas_of(bench: Workbench, build: Build) -> str | None:
+    """Version of the ptxas that made a build, such as ``13.3.73``, read from its cubin."""
+    code = bench.kernel.code_of(build)
+    if code is None or code.tool_version is None:
+        return None
+    return code.tool_version.rpartition("V")[2] or None
+
+
+def check_sidecar(
+    acf: Acf, sidecar: Sidecar | None, *, ptx_sha256: str | None, accept: bool
+) -> None:
+    """The ACF and the kernel are those that the sidecar describes; skipped under --ciq-accept."""
+    if sidecar is None or accept:
+        return
+    if change := _sidecar.altered(acf, sidecar):
+        raise AcfError(
+            f"{change}; ptxas takes it, but nobody has accepted it",
+            looked_at=[str(_sidecar.path_of(acf.source))],
+            remedy="run once with --ciq-accept if the new ACF is meant; else restore the old one",
+        )
+    if ptx_sha256 and sidecar.ptx_sha256 and ptx_sha256 != sidecar.ptx_sha256:
+        raise ProofError(
+            f"{acf.name} was made for another version of this kernel: its PTX hashes to "
+            f"{ptx_sha256[:12]}, the sidecar says {sidecar.ptx_sha256[:12]}",
+            looked_at=[str(_sidecar.path_of(acf.source))],
+            remedy="search again for the new kernel; or run once with --ciq-accept if it still wins",
+            reason=Reason.KERNEL_CHANGED,
+        )
+
+
+def load_o(path: Path | None, packed: Acf | None) -> Acf | None:
+    """An ACF named by a mark, else that of the debug pack, else None."""
+    from pytest_compileiq.toolchain.acf import load
+
+    return load(path) if path is not None else packed
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 400 else f"{text[:397]}..."

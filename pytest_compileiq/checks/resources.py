@@ -1,0 +1,86 @@
+"""``ciq_resources``: registers, spills and memory, as ``ptxas -v`` reports them."""
+
+from __future__ import annotations
+
+from pytest_compileiq.checks import proof
+from pytest_compileiq.checks.win import Committed
+from pytest_compileiq.errors import CiqError
+from pytest_compileiq.settings import Resources
+from pytest_compileiq.subjects.kernel import Arm, Build, Workbench
+from pytest_compileiq.toolchain import ptxas as _ptxas
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+_COMPARED = ("registers", "spill_bytes")
+
+
+def judge_kernel(bench: Workbench, committed: Committed | None, params: Resources) -> Verdict:
+    """Check the kernel with its ACF, or the baseline when the test names no ACF."""
+    if committed is None:
+        if params.no_worse:
+            raise CiqError(
+                "no_worse=True compares an ACF with the baseline, and the test names no ACF",
+                remedy="add ciq_beats_baseline(...) to the test, or acf= to ciq_resources",
+            )
+        baseline = build = proof.baseline_build(bench)
+        arm = "the baseline"
+    else:
+        acf = committed.acf
+        shown = proof.proven(bench, Arm(acf.name, acf), committed.sidecar)
+        baseline, build, arm = shown.baseline, shown.build, acf.name
+    used = _report(bench, build, arm).as_numbers()
+    before = _report(bench, baseline, "the baseline").as_numbers()
+    numbers: dict[str, object] = {
+        "arm": arm,
+        "ptxas": proof.ptxas_of(bench, build),
+        **used,
+        "baseline": before,
+    }
+    excess = [
+        f"{used[name]} {_words(name)} where at most {limit} are allowed"
+        for name, limit in (
+            (limit_name.removeprefix("max_"), limit)
+            for limit_name, limit in params.limits().items()
+        )
+        if limit is not None and used[name] > limit
+    ]
+    if params.no_worse:
+        excess += [
+            f"{used[name]} {_words(name)} where the baseline has {before[name]}"
+            for name in _COMPARED
+            if used[name] > before[name]
+        ]
+    if excess:
+        raise CiqError(
+            f"{arm} needs {' and '.join(excess)}",
+            remedy="look for another ACF, or raise the limit if the kernel has to grow",
+            reason=Reason.SLOWER,
+            numbers=numbers,
+        )
+    change = (
+        ""
+        if committed is None
+        else f" (baseline {before['registers']} and {before['spill_bytes']})"
+    )
+    return Verdict(
+        check=Check.RESOURCES,
+        kernel=bench.kernel.name,
+        status=Status.PASS,
+        message=f"{used['registers']} registers, {used['spill_bytes']} spill bytes{change}",
+        numbers=numbers,
+    )
+
+
+def _report(bench: Workbench, build: Build, arm: str) -> _ptxas.Resources:
+    found = bench.kernel.resources_of(build)
+    if found is None:
+        raise CiqError(
+            f"the build of {arm} has no report of ptxas -v, so its resources are not known",
+            looked_at=[f"Build.ptxas_log of {len(build.ptxas_log or '')} characters"],
+            remedy="pass -v to ptxas and its output as Build.ptxas_log; a cache that skips "
+            "ptxas also skips its report",
+        )
+    return found
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,174 @@
+"""``ciq_beats_baseline``: the committed ACF still wins over the baseline."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_compileiq.checks import proof
+from pytest_compileiq.errors import AcfError, CiqError, ProofError
+from pytest_compileiq.settings import Win
+from pytest_compileiq.subjects.kernel import Arm, Workbench
+from pytest_compileiq.subjects.objective import ObjectiveBench
+from pytest_compileiq.toolchain import sidecar as _sidecar
+from pytest_compileiq.toolchain.acf import Acf
+from pytest_compileiq.toolchain.sidecar import Sidecar
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """An ACF as the test names it, with its sidecar when there is one."""
+
+    acf: Acf
+    sidecar: Sidecar | None
+
+
+def judge_kernel(bench: Workbench, committed: Committed, params: Win, *, accept: bool) -> Verdict:
+    """The static part: the ACF is taken, arrives, changes the code, and fits the kernel."""
+    acf, sidecar = committed.acf, committed.sidecar
+    shown = proof.proven(bench, Arm(acf.name, acf), sidecar)
+    ptx = bench.kernel.ptx_sha256(bench.folder)
+    if shown.same_code:
+        raise _no_effect(acf, sidecar)
+    proof.check_sidecar(acf, sidecar, ptx_sha256=ptx, accept=accept)
+    numbers: dict[str, object] = {
+        "acf": acf.name,
+        "acf_sha256": acf.sha256,
+        "ptxas": proof.ptxas_of(bench, shown.build),
+        "ptx_sha256": ptx,
+        "has_sidecar": sidecar is not None,
+        "timed": False,
+    }
+    if bench.kernel.code_of(shown.build) is None:
+        return Verdict(
+            check=Check.WIN,
+            kernel=bench.kernel.name,
+            status=Status.NOT_JUDGED,
+            message="the build gives no cubin, so without a GPU nothing can be shown",
+            numbers=numbers,
+        )
+    return Verdict(
+        check=Check.WIN,
+        kernel=bench.kernel.name,
+        status=Status.PASS,
+        message=f"{acf.name} is taken, arrives and changes the code; speed not measured",
+        numbers=numbers,
+    )
+
+
+def _no_effect(acf: Acf, sidecar: Sidecar | None) -> ProofError:
+    change = _sidecar.altered(acf, sidecar) if sidecar else None
+    return ProofError(
+        f"{acf.name} reached ptxas and changed nothing: the machine code is the baseline's"
+        + (f"; {change}" if change else ""),
+        remedy="drop the ACF, or search for one that does something for this kernel",
+        reason=Reason.NO_EFFECT,
+    )
+
+
+def judge_objective(bench: ObjectiveBench, committed: Committed, params: Win) -> Verdict:
+    """Compare deterministic scores exactly; anything else is undecided without repetition."""
+    acf = committed.acf
+    name = bench.objective.name
+    minimum = minimum_speedup(params, committed)
+    # Two calls of each tell a deterministic score (spill bytes, a model's estimate) from a time.
+    calls = {
+        arm: [evaluate(config, arm) for evaluate in (bench.evaluate, bench.repeat)]
+        for arm, config in (("the baseline", None), (acf.name, acf))
+    }
+    for evaluation in (one for pair in calls.values() for one in pair):
+        if fault := evaluation.fault:
+            raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason)
+    (base, base_again), (tuned, tuned_again) = (
+        [evaluation.scores for evaluation in pair] for pair in calls.values()
+    )
+    numbers: dict[str, object] = {
+        "acf": acf.name,
+        "acf_sha256": acf.sha256,
+        "baseline_scores": list(base),
+        "acf_scores": list(tuned),
+        "min_speedup": minimum,
+        "deterministic": base == base_again and tuned == tuned_again,
+    }
+    if not numbers["deterministic"]:
+        return Verdict(
+            check=Check.WIN,
+            kernel=name,
+            status=Status.UNDECIDED,
+            reason=Reason.UNDECIDED,
+            message=f"the scores change from call to call ({base} then {base_again} on the "
+            f"baseline, {tuned} then {tuned_again} with {acf.name}), so one call proves nothing",
+            remedy="give the kernel itself to ciq.check so that it can be timed in pairs, or "
+            "return a score that does not vary",
+            numbers=numbers,
+        )
+    ratios = [
+        ratio(before, after, bench.objective.problem_type)
+        for before, after in zip(base, tuned, strict=True)
+    ]
+    # A score that fell to 0 has no finite ratio, and JSON no infinity.
+    finite = [one if math.isfinite(one) else None for one in ratios]
+    numbers["speedup"] = min(ratios) if None not in finite else None
+    numbers["speedups"] = finite
+    text = f"{_scores(base)} on the baseline, {_scores(tuned)} with {acf.name}"
+    worst = min(ratios)
+    if worst < 1:
+        raise CiqError(
+            f"{acf.name} is worse than the baseline: {text}",
+            remedy="restore the ACF that won, or search again and commit the winner",
+            reason=Reason.SLOWER,
+            numbers=numbers,
+        )
+    if max(ratios) == 1:
+        raise CiqError(
+            f"{acf.name} wins nothing: {text}",
+            remedy="drop the ACF, or search again for this kernel and this ptxas",
+            reason=Reason.NO_WIN,
+            numbers=numbers,
+        )
+    if worst < minimum:
+        raise CiqError(
+            f"{acf.name} wins by {worst:.4g}x, less than min_speedup={minimum:g}: {text}",
+            remedy="search again, or lower min_speedup to what you rely on",
+            reason=Reason.SLOWER,
+            numbers=numbers,
+        )
+    return Verdict(check=Check.WIN, kernel=name, status=Status.PASS, message=text, numbers=numbers)
+
+
+def minimum_speedup(params: Win, committed: Committed) -> float:
+    """``min_speedup`` as a ratio; "recorded" is half of the win that the sidecar records.
+
+    Half of the win is taken in log terms: 1.21 recorded asks for 1.10.
+    """
+    if not isinstance(params.min_speedup, str):
+        return float(params.min_speedup)
+    recorded = committed.sidecar.speedup if committed.sidecar else None
+    if recorded is None:
+        raise AcfError(
+            f'min_speedup="recorded", but the sidecar of {committed.acf.name} records no win',
+            looked_at=[str(_sidecar.path_of(committed.acf.source))],
+            remedy="run once with --ciq-accept where the win can be measured, or give a number",
+            reason=Reason.UNFIT,
+        )
+    return math.sqrt(recorded)
+
+
+def ratio(before: float, after: float, problem_type: str) -> float:
+    """How many times better ``after`` is; above 1 is better, whichever way the scores run.
+
+    A score that falls to 0 is infinitely better, one that stays 0 is 1. Scores of different
+    sign have no ratio: better is infinite then, and worse is 0.
+    """
+    if problem_type == "max":
+        before, after = after, before
+    if before == after:
+        return 1.0
+    if before > 0 and after > 0:
+        return before / after
+    return math.inf if before > after else 0.0
+
+
+def _scores(scores: tuple[float, ...]) -> str:
+    return f"{scores[0]:g}" if len(scores) == 1 else "(" + ", ".join(f"{s:g}" for s in scores) + ")"

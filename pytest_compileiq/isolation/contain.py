@@ -1,0 +1,142 @@
+"""Call a function that may crash, exit or hang, in a forked child.
+
+A process forked from a warm one costs milliseconds where a new interpreter costs seconds, and
+``os._exit(0)`` in user code, which would end pytest with a green status, ends only the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a contained call ended; exactly one of the fields tells.
+
+    ``value`` is what the function returned (it has to pickle), ``error`` the one-line form of
+    the exception it raised with ``trace`` behind it, ``died`` why the process ended without
+    an answer ("SIGSEGV", "exit status 0"), ``hung`` that the time limit killed it.
+    """
+
+    value: Any = None
+    error: str | None = None
+    trace: str = ""
+    died: str | None = None
+    hung: bool = False
+    seconds: float = 0.0
+
+
+def call(function: Callable[[], Any], *, timeout: float) -> Outcome:
+    """Call ``function`` in a child for at most ``timeout`` seconds.
+
+    The child leads a process group of its own, which is killed whole at the end, so neither
+    a hang nor a grandchild outlives the call.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    started = time.monotonic()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _child(function, writer)
+    os.close(writer)
+    with contextlib.suppress(OSError):  # the child does the same: whoever is first wins
+        os.setpgid(pid, pid)
+    try:
+        answer, hung = _read(reader, pid, deadline=started + timeout)
+    finally:
+        os.close(reader)
+        # Even after an answer: what the function left running must not disturb later tests.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    seconds = time.monotonic() - started
+    if hung:
+        return Outcome(hung=True, seconds=seconds)
+    try:
+        kind, *payload = pickle.loads(answer)
+    except Exception:  # no answer, or a part of one: the child died
+        return Outcome(died=_how_it_died(status), seconds=seconds)
+    if kind == "error":
+        return Outcome(error=payload[0], trace=payload[1], seconds=seconds)
+    return Outcome(value=payload[0], seconds=seconds)
+
+
+def call_here(function: Callable[[], Any]) -> Outcome:
+    """Call ``function`` in this process: for one that cannot be forked, or already is."""
+    started = time.monotonic()
+    try:
+        value = function()
+    except Exception as error:
+        line = traceback.format_exception_only(error)[-1].strip()
+        return Outcome(error=line, trace=traceback.format_exc(), seconds=time.monotonic() - started)
+    return Outcome(value=value, seconds=time.monotonic() - started)
+
+
+def _child(function: Callable[[], Any], writer: int) -> None:
+    status = 70
+    try:
+        os.setpgid(0, 0)
+        try:
+            answer = pickle.dumps(("value", function()))
+        except BaseException as error:  # SystemExit too: a search must not end by it
+            line = traceback.format_exception_only(error)[-1].strip()
+            answer = pickle.dumps(("error", line, traceback.format_exc()))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        # The length goes first: a grandchild may hold the pipe open, so that its end never
+        # comes, and a part of an answer must not pass for the whole.
+        message = len(answer).to_bytes(8, "little") + answer
+        while message:
+            message = message[os.write(writer, message) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _read(reader: int, pid: int, *, deadline: float) -> tuple[bytes, bool]:
+    """The child's message, and whether the time was up before it came."""
+    received = bytearray()
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    # A grandchild may hold the pipe open after the child's death, so that death is watched too.
+    death = os.pidfd_open(pid)
+    poll.register(death, select.POLLIN)
+    try:
+        while (remaining := deadline - time.monotonic()) > 0:
+            ready = {handle for handle, _ in poll.poll(remaining * 1000)}
+            if reader in ready:
+                chunk = os.read(reader, 1 << 16)
+                received += chunk
+                if len(received) >= 8:
+                    length = int.from_bytes(received[:8], "little")
+                    if len(received) >= 8 + length:
+                        return bytes(received[8 : 8 + length]), False
+                if not chunk:
+                    return b"", False
+            elif death in ready:
+                return b"", False
+        return b"", True
+    finally:
+        os.close(death)
+
+
+def _how_it_died(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with contextlib.suppress(ValueError):
+            return signal.Signals(number).name
+        return f"signal {number}"
+    return f"exit status {os.WEXITSTATUS(status)}"

@@ -1,0 +1,206 @@
+"""The doors: options, marks, fixtures, hooks. What is behind them is imported when used.
+
+A run without ciq tests must cost nothing, so this module imports pytest and settings only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_compileiq import settings as _settings
+from pytest_compileiq.errors import SettingsError
+from pytest_compileiq.verdict import Reason, Status, Verdict
+
+if TYPE_CHECKING:
+    from pytest_compileiq.fixture import CIQ
+    from pytest_compileiq.report.collector import Collector
+    from pytest_compileiq.settings import Params, Settings
+    from pytest_compileiq.toolchain.assembler import Assembler
+
+SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+ASSEMBLER: pytest.StashKey[Assembler] = pytest.StashKey()
+MARKS: pytest.StashKey[dict[str, Params]] = pytest.StashKey()
+VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
+HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
+
+#: Name of the report's user property that carries one verdict as JSON.
+PROPERTY = "ciq"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    _settings.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        config.stash[SETTINGS] = _settings.load(config)
+    except SettingsError as error:
+        raise pytest.UsageError(f"pytest-compileiq: {error}") from None
+    for line in _settings.mark_lines():
+        config.addinivalue_line("markers", line)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reporter(config), "compileiq-reporter")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    assembler = config.stash.get(ASSEMBLER, None)
+    if assembler is not None:
+        assembler.close()
+
+
+# Fixtures
+
+
+@pytest.fixture
+def ciq(request: pytest.FixtureRequest) -> CIQ:
+    """The door to all checks of pytest-compileiq, for one test.
+
+    ``ciq.check(subject)`` runs what the test's ``ciq_*`` marks ask for; ``ciq.assert_canary``,
+    ``assert_objective``, ``assert_resources``, ``assert_stable`` and ``assert_beats_baseline``
+    take the marks' keywords directly.
+    """
+    from pytest_compileiq.fixture import CIQ
+
+    item = request.node
+    helper = CIQ(
+        folder=request.path.parent,
+        marks=item.stash.get(MARKS, {}),
+        settings=request.config.stash[SETTINGS],
+        assembler=_assembler(request.config),
+        record=item.stash.setdefault(VERDICTS, []).append,
+    )
+    item.stash[HELPER] = helper
+    return helper
+
+
+def _assembler(config: pytest.Config) -> Assembler:
+    from pytest_compileiq.toolchain.assembler import Assembler
+
+    if ASSEMBLER not in config.stash:
+        chosen = config.stash[SETTINGS]
+        config.stash[ASSEMBLER] = Assembler(
+            explicit=chosen.ptxas, timeout=chosen.ptxas_timeout, keep=chosen.keep
+        )
+    return config.stash[ASSEMBLER]
+
+
+# The run of one test
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # A rerun of the same item (pytest-rerunfailures) starts from nothing.
+    item.stash[VERDICTS] = []
+    item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != PROPERTY]
+    if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
+        return
+    try:
+        item.stash[MARKS] = _settings.marks_of(item)
+        return
+    except SettingsError as error:
+        complaint = error
+    pytest.fail(str(complaint), pytrace=False)  # outside `except`: no chained traceback
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    yield
+    asked = item.stash.get(MARKS, {})
+    answered = {verdict.check for verdict in item.stash[VERDICTS]}
+    missing = [name for name in asked if _settings.MARKS[name][0] not in answered]
+    if missing:
+        _fail_unanswered(item, missing)
+    helper = item.stash.get(HELPER, None)
+    if helper is not None and helper.offers:
+        _write_sidecars(item, helper)
+
+
+def _fail_unanswered(item: pytest.Item, missing: list[str]) -> None:
+    message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
+    remedy = "call ciq.check(kernel_or_objective) in the test"
+    for name in missing:
+        item.stash[VERDICTS].append(
+            Verdict(
+                check=_settings.MARKS[name][0],
+                kernel=item.name,
+                status=Status.FAIL,
+                reason=Reason.UNFIT,
+                message=message,
+                remedy=remedy,
+            )
+        )
+    pytest.fail(f"{message}\n  to do: {remedy}", pytrace=False)
+
+
+def _write_sidecars(item: pytest.Item, helper: CIQ) -> None:
+    from pytest_compileiq.toolchain import sidecar
+
+    for acf, content in helper.offers.items():
+        try:
+            sidecar.write(acf, content)
+        except OSError as error:
+            where = sidecar.path_of(acf)
+            pytest.fail(
+                f"--ciq-accept: the sidecar {where} cannot be written ({error.strerror}); "
+                "the test itself passed, and no file was changed\n"
+                "  to do: make the folder writable and run again, or run without --ciq-accept",
+                pytrace=False,
+            )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    if call.when == "call":
+        for verdict in item.stash[VERDICTS]:
+            record = verdict.to_record(item.nodeid)
+            item.user_properties.append((PROPERTY, json.dumps(record)))
+    return (yield)
+
+
+class Reporter:
+    """Gathers verdicts on the process that the user started, and prints and writes them.
+
+    They ride on the reports' user properties, so they arrive from xdist's workers too.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._collector: Collector | None = None
+        self._complaints: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not any(name == PROPERTY for name, _ in report.user_properties):
+            return
+        if self._collector is None:
+            from pytest_compileiq.report.collector import Collector
+
+            self._collector = Collector()
+        self._collector.add(report, PROPERTY)
+
+    def pytest_sessionfinish(self) -> None:
+        path = self._config.stash[SETTINGS].json
+        if path is None or self._config.option.collectonly:
+            return
+        from pytest_compileiq.report import json as _json
+
+        try:
+            _json.write(path, self._records())
+        except OSError as error:
+            self._complaints.append(
+                f"--ciq-json: {path} cannot be written ({error.strerror}); no verdict is changed"
+            )
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._collector is not None:
+            from pytest_compileiq.report.terminal import write_table
+
+            write_table(terminalreporter, self._records())
+        for complaint in self._complaints:
+            terminalreporter.write_line(f"pytest-compileiq: {complaint}", yellow=True)
+
+    def _records(self) -> list[dict[str, Any]]:
+        return [] if self._collector is None else self._collector.records

@@ -1,0 +1,32 @@
+"""The verdicts of a run, gathered from test reports on the process that the user started."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+Record = dict[str, Any]
+
+
+class Collector:
+    """Keeps the records of the last attempt of each test, in the order of the run."""
+
+    def __init__(self) -> None:
+        self._by_test: dict[str, list[Record]] = {}
+
+    def add(self, report: pytest.TestReport, property_name: str) -> None:
+        if report.when == "teardown":  # carries the same properties again
+            return
+        records = [
+            json.loads(str(value))
+            for name, value in report.user_properties
+            if name == property_name
+        ]
+        if records:
+            self._by_test[report.nodeid] = records
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for records in self._by_test.values() for record in records]

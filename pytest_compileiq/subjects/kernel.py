@@ -1,0 +1,154 @@
+"""A kernel that can be built with and without an ACF."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pytest_compileiq.errors import CiqError
+from pytest_compileiq.toolchain import cubin as _cubin
+from pytest_compileiq.toolchain.acf import Acf
+from pytest_compileiq.toolchain.assembler import Assembler
+from pytest_compileiq.toolchain.cubin import Cubin
+from pytest_compileiq.toolchain.ptxas import Resources, parse_resources
+
+
+@dataclass(frozen=True)
+class Build:
+    """What ``build(acf)`` returns.
+
+    ``launch`` enqueues one launch of the kernel on the current stream. ``cubin`` is the
+    machine code, as bytes or as the path of a file, or None when the build cannot give it:
+    then nothing can be proven about arrival and effect. ``ptxas_log`` is the output of
+    ``ptxas -v``, from which registers and spills are read.
+    """
+
+    launch: Callable[[], object] | None = None
+    cubin: bytes | Path | None = None
+    ptxas_log: str | None = None
+
+    @functools.cached_property
+    def code(self) -> Cubin | None:
+        """The parsed cubin. Raises CiqError when it is not one."""
+        if self.cubin is None:
+            return None
+        data = self.cubin.read_bytes() if isinstance(self.cubin, Path) else self.cubin
+        return _cubin.read(data)
+
+    @functools.cached_property
+    def resources(self) -> dict[str, Resources]:
+        """Resources of each entry function; empty when there is no report."""
+        return parse_resources(self.ptxas_log or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to build a kernel. The baseline has no ACF and no flags."""
+
+    name: str
+    acf: Acf | None = None
+    flags: tuple[str, ...] = ()
+
+
+BASELINE = Arm("baseline")
+
+
+class Kernel:
+    """Any kernel: ``build(acf)`` compiles it, with the ACF at that path or with None.
+
+    ``build`` has to hand the path to ptxas unchanged (``--apply-controls=<path>``), and must
+    not apply any ACF when it gets None. ``check()`` raises when the outputs of the last launch
+    are wrong. ``outputs`` are the arrays that a launch writes. ``entry`` names the entry
+    function when the cubin has several.
+    """
+
+    #: Whether ``build_all`` honours ``Arm.flags``, so that raw -O0 and -O3 can be asked for.
+    takes_flags: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        build: Callable[[Path | None], Build],
+        *,
+        name: str | None = None,
+        entry: str | None = None,
+        check: Callable[[], object] | None = None,
+        outputs: Sequence[object] = (),
+    ) -> None:
+        self._build = build
+        self.name = name or str(getattr(build, "__name__", type(build).__name__))
+        self.entry = entry
+        self.check = check
+        self.outputs = tuple(outputs)
+
+    def build(self, acf: Path | None) -> Build:
+        """Compile the kernel with the ACF at that path, or without any."""
+        return self._build(acf)
+
+    def build_all(
+        self, arms: Sequence[Arm], assembler: Assembler, folder: Path
+    ) -> list[Build | Exception]:
+        """Build each arm; an exception is an answer. ``folder`` is that of the test file."""
+        answers: list[Build | Exception] = []
+        for arm in arms:
+            path = None if arm.acf is None else assembler.staging.path(arm.acf)
+            try:
+                answers.append(self.build(path))
+            except Exception as error:
+                answers.append(error)
+        return answers
+
+    def ptx_sha256(self, folder: Path) -> str | None:
+        """Hash of the normalised PTX, or None when the PTX is not known."""
+        return None
+
+    def arch(self) -> str | None:
+        """The architecture that is built for, such as ``sm_90a``, or None when not known."""
+        return None
+
+    def code_of(self, build: Build) -> Cubin | None:
+        code = build.code
+        if code is not None and self.entry and f".text.{self.entry}" not in code.text:
+            raise CiqError(
+                f"{self.name}: the cubin has no entry function {self.entry}",
+                looked_at=[", ".join(sorted(code.text))],
+                remedy="correct entry=; names are those of the cubin, mangled for C++",
+            )
+        return code
+
+    def resources_of(self, build: Build) -> Resources | None:
+        """Resources of the kernel's own entry function, or None without a report."""
+        found = build.resources
+        if self.entry is not None:
+            return found.get(self.entry)
+        if len(found) > 1:
+            raise CiqError(
+                f"{self.name}: ptxas reports {len(found)} entry functions and entry= is not given",
+                looked_at=[", ".join(sorted(found))],
+                remedy="name one of them with entry=",
+            )
+        return next(iter(found.values()), None)
+
+
+class Workbench:
+    """A kernel on the bench of one test: every arm is built once, whoever asks."""
+
+    def __init__(self, kernel: Kernel, assembler: Assembler, folder: Path) -> None:
+        self.kernel = kernel
+        self.assembler = assembler
+        self.folder = folder
+        self._built: dict[tuple[str, tuple[str, ...]], Build | Exception] = {}
+
+    def build(self, arms: Sequence[Arm]) -> list[Build | Exception]:
+        """The answer for each arm, in order."""
+        keys = [(arm.acf.sha256 if arm.acf else "", arm.flags) for arm in arms]
+        new = {key: arm for key, arm in zip(keys, arms, strict=True) if key not in self._built}
+        if new:
+            answers = self.kernel.build_all(list(new.values()), self.assembler, self.folder)
+            self._built.update(zip(new, answers, strict=True))
+        return [self._built[key] for key in keys]
+
+    def staged(self, acf: Acf) -> Path:
+        return self.assembler.staging.path(acf)

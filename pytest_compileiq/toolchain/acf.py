@@ -1,0 +1,198 @@
+"""ACF files: checked before use, staged by content, damaged on purpose, looked up in a pack."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tempfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from pytest_compileiq.errors import AcfError, CiqError
+
+_LFS = b"version https://git-lfs.github.com/spec"
+_RETUNE = "restore the file from version control, or search for a new one and commit it"
+
+
+@dataclass(frozen=True, slots=True)
+class Acf:
+    """An ACF that was read whole. ``source`` is where the user keeps it, for messages."""
+
+    source: Path
+    content: bytes = field(repr=False)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def hex(self) -> str:
+        """The form in which CompileIQ hands an ACF to an objective."""
+        return self.content.hex()
+
+    def damaged(self) -> Acf:
+        """The same ACF with 16 bytes in its middle inverted.
+
+        Its length and its ends stay, so nothing but reading the payload can tell it from the
+        real one. A build that takes it has not read it.
+        """
+        middle = len(self.content) // 2
+        inverted = bytes(byte ^ 0xFF for byte in self.content[middle : middle + 16])
+        content = self.content[:middle] + inverted + self.content[middle + len(inverted) :]
+        return Acf(self.source.with_name(f"damaged-{self.source.name}"), content)
+
+
+def load(path: Path) -> Acf:
+    """Read an ACF. Raises AcfError when it cannot be one: missing, empty, a git-lfs pointer."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        beside = sorted(entry.name for entry in path.parent.glob("*.acf"))
+        raise AcfError(
+            f"the ACF {path} does not exist",
+            looked_at=[f"{path.parent}: {', '.join(beside) or 'no *.acf file in it'}"],
+            remedy="an ACF path is relative to the test file; correct it or commit the file",
+        ) from None
+    except OSError as error:
+        raise AcfError(
+            f"the ACF {path} cannot be read ({error.strerror})", remedy=_RETUNE
+        ) from error
+    if not content:
+        raise AcfError(f"the ACF {path} is empty (0 bytes)", remedy=_RETUNE)
+    if content.startswith(_LFS):
+        raise AcfError(
+            f"the ACF {path} is a git-lfs pointer of {len(content)} bytes, not the file itself",
+            remedy="run `git lfs pull` before the tests (in CI: `lfs: true` at the checkout)",
+        )
+    return Acf(path, content)
+
+
+def nonsense() -> Acf:
+    """A file that no compiler can take for an ACF, for refusal tests without any real one."""
+    return Acf(Path("nonsense.acf"), hashlib.sha256(b"not an ACF").digest() * 32)
+
+
+class Staging:
+    """A folder that holds ACFs as ``<sha256>.acf``.
+
+    Compilers and their frameworks cache by path, so the name has to change with the content.
+    Frameworks also split option strings at spaces, so the folder's path has none.
+    """
+
+    def __init__(self) -> None:
+        self.folder = _plain_folder()
+
+    def path(self, acf: Acf) -> Path:
+        """Where a copy of ``acf`` lies; written at the first call."""
+        path = self.folder / f"{acf.sha256}.acf"
+        if not path.exists():
+            path.write_bytes(acf.content)
+        return path
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _plain_folder() -> Path:
+    for base in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if base.isascii() and not set(base) & set(" \t\"'\\[](){}$;&|<>*?~,="):
+            try:
+                return Path(tempfile.mkdtemp(prefix="ciq-", dir=base))
+            except OSError:
+                continue
+    raise CiqError(
+        "no writable temporary folder has a path without spaces or special characters",
+        looked_at=[tempfile.gettempdir(), "/tmp", "/var/tmp"],
+        remedy="set TMPDIR to such a folder: compilers split option strings at spaces",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DebugPack:
+    """NVIDIA's pack of known ACFs: ``o0`` must make any kernel worse, ``o3`` must not."""
+
+    source: Path
+    o0: Acf | None
+    o3: Acf | None
+
+
+def open_debug_pack(source: Path) -> DebugPack:
+    """Find O0.acf and O3.acf anywhere inside a folder or a zip file.
+
+    When the pack holds a checksum file (``SHA256SUMS``, ``checksums.txt``, ``*.sha256``) that
+    lists one of the two, that file's content has to match. Raises AcfError.
+    """
+    files = _read_pack(source)
+    sums = _checksums(files)
+    found: dict[str, Acf] = {}
+    for wanted in ("o0.acf", "o3.acf"):
+        names = sorted(name for name in files if PurePosixPath(name).name.lower() == wanted)
+        if len(names) > 1 and len({files[name] for name in names}) > 1:
+            raise AcfError(
+                f"the debug pack {source} holds several different {wanted}: {', '.join(names)}",
+                remedy="point --ciq-debug-pack at the folder of one ptxas version",
+            )
+        if not names:
+            continue
+        acf = Acf(source / names[0], files[names[0]])
+        expected = sums.get(PurePosixPath(names[0]).name)
+        if expected is not None and expected != acf.sha256:
+            raise AcfError(
+                f"{names[0]} of the debug pack {source} does not match its checksum file "
+                f"(is {acf.sha256[:12]}…, listed {expected[:12]}…)",
+                remedy="download the pack again",
+            )
+        found[wanted] = acf
+    if not found:
+        raise AcfError(
+            f"the debug pack {source} holds neither O0.acf nor O3.acf",
+            looked_at=[f"{len(files)} files: {', '.join(sorted(files)[:8])}"],
+            remedy="unpack the release asset and name its folder, or name the zip itself",
+        )
+    return DebugPack(source, found.get("o0.acf"), found.get("o3.acf"))
+
+
+def _read_pack(source: Path) -> dict[str, bytes]:
+    def relevant(name: str) -> bool:
+        lowered = PurePosixPath(name).name.lower()
+        return lowered in ("o0.acf", "o3.acf") or _is_checksum_file(lowered)
+
+    if source.is_dir():
+        return {
+            path.relative_to(source).as_posix(): path.read_bytes()
+            for path in sorted(source.rglob("*"))
+            if path.is_file() and relevant(path.name)
+        }
+    try:
+        with zipfile.ZipFile(io.BytesIO(source.read_bytes())) as archive:
+            return {name: archive.read(name) for name in archive.namelist() if relevant(name)}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise AcfError(
+            f"the debug pack {source} is neither a folder nor a zip file ({error})",
+            remedy="give --ciq-debug-pack the folder or the zip of the release asset",
+        ) from error
+
+
+def _is_checksum_file(lowered: str) -> bool:
+    return lowered.endswith(".sha256") or lowered in (
+        "sha256sums", "sha256sums.txt", "checksums", "checksums.txt", "checksums.sha256",
+    )  # fmt: skip
+
+
+def _checksums(files: dict[str, bytes]) -> dict[str, str]:
+    """``file name -> sha256`` from lines of the form of sha256sum's output."""
+    sums: dict[str, str] = {}
+    for name, content in files.items():
+        if not _is_checksum_file(PurePosixPath(name).name.lower()):
+            continue
+        for line in content.decode(errors="replace").splitlines():
+            digest, _, listed = line.strip().partition(" ")
+            if len(digest) == 64:
+                sums[PurePosixPath(listed.strip().lstrip("*")).name] = digest.lower()
+    return sums

@@ -1,0 +1,165 @@
+"""``x.acf.json`` beside ``x.acf``: for what, by what and when the ACF was made."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pytest_compileiq.errors import AcfError
+from pytest_compileiq.files import write_whole
+from pytest_compileiq.toolchain.acf import Acf
+
+NOTICE = "(c) NVIDIA Corporation, 2026."
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sidecar:
+    """What is known of an ACF. A field is None where nobody measured or recorded it.
+
+    ``speedup`` is a ratio (above 1 is faster) and ``speedup_interval`` its lower and upper
+    bound. ``ptx_sha256`` is the hash of the normalised PTX.
+    """
+
+    sha256: str
+    size_bytes: int
+    ptxas: str | None = None
+    arch: str | None = None
+    ptx_sha256: str | None = None
+    compileiq: str | None = None
+    search_space_tag: str | None = None
+    search_space_sha256: str | None = None
+    gpu: str | None = None
+    driver: str | None = None
+    sm_mhz: int | None = None
+    speedup: float | None = None
+    speedup_interval: tuple[float, float] | None = None
+    date: str | None = None
+    notice: str = NOTICE
+    schema: int = SCHEMA
+
+    @property
+    def release(self) -> str | None:
+        """major.minor of the ptxas that the ACF was made for."""
+        return None if self.ptxas is None else ".".join(self.ptxas.split(".")[:2])
+
+
+def path_of(acf: Path) -> Path:
+    return acf.with_name(acf.name + ".json")
+
+
+def read(acf: Path) -> Sidecar | None:
+    """The sidecar of the ACF at ``acf``, or None. Raises AcfError when it is unreadable."""
+    path = path_of(acf)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, str(error)) from error
+    try:
+        fields = json.loads(text)
+        known = {name: fields[name] for name in Sidecar.__slots__ if name in fields}
+        if known.get("speedup_interval") is not None:
+            low, high = known["speedup_interval"]
+            known["speedup_interval"] = (float(low), float(high))
+        found = Sidecar(**known)
+    except (ValueError, TypeError) as error:
+        raise _unreadable(path, str(error)) from error
+    if found.schema != SCHEMA:
+        raise _unreadable(path, f"its schema is {found.schema}, this version reads {SCHEMA}")
+    return found
+
+
+def _unreadable(path: Path, why: str) -> AcfError:
+    return AcfError(
+        f"the sidecar {path} cannot be read: {why}",
+        remedy="restore it from version control, or delete it and run with --ciq-accept",
+    )
+
+
+def altered(acf: Acf, sidecar: Sidecar) -> str | None:
+    """How the ACF differs from the file that the sidecar describes, or None."""
+    if acf.sha256 == sidecar.sha256:
+        return None
+    if len(acf.content) != sidecar.size_bytes:
+        return (
+            f"{acf.name} is not the file that its sidecar describes: it has "
+            f"{len(acf.content)} bytes, not {sidecar.size_bytes}"
+        )
+    return (
+        f"{acf.name} is not the file that its sidecar describes: its SHA-256 begins "
+        f"{acf.sha256[:12]}, not {sidecar.sha256[:12]} (same size)"
+    )
+
+
+def describe(acf: Acf, *, arch: str | None, numbers: Mapping[str, Any]) -> Sidecar:
+    """A sidecar for ``acf`` as of today; ``numbers`` are those of the verdict that it won."""
+    ptxas = numbers.get("ptxas")
+    tag, space_sha256 = _search_space(ptxas)
+    try:
+        compileiq = metadata.version("compileiq")
+    except metadata.PackageNotFoundError:
+        compileiq = None
+    return Sidecar(
+        sha256=acf.sha256,
+        size_bytes=len(acf.content),
+        ptxas=ptxas,
+        arch=arch,
+        ptx_sha256=numbers.get("ptx_sha256"),
+        compileiq=compileiq,
+        search_space_tag=tag,
+        search_space_sha256=space_sha256,
+        speedup=numbers.get("speedup"),
+        date=datetime.date.today().isoformat(),
+    )
+
+
+def _search_space(ptxas: str | None) -> tuple[str | None, str | None]:
+    """Tag and hash of the ptxas search space in CIQ_SEARCH_SPACES_DIR, where that is set."""
+    folder = os.environ.get("CIQ_SEARCH_SPACES_DIR")
+    if not folder or ptxas is None:
+        return None, None
+    release = ".".join(ptxas.split(".")[:2])
+    try:
+        manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
+        for entry in manifest["entries"]:
+            if (entry["compiler"], entry["compiler_version"]) == ("ptxas", release):
+                return manifest["tag"], entry["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # a mirror without a readable manifest: nothing to record
+    return None, None
+
+
+def refreshed(old: Sidecar | None, new: Sidecar) -> Sidecar:
+    """``new``, with what only ``old`` knows of the very same ACF and kernel carried over.
+
+    When nothing but the date would change, it is ``old`` itself: accepting twice is no diff.
+    """
+    if old is None or old.sha256 != new.sha256:
+        return new
+    if new.ptx_sha256 is not None and old.ptx_sha256 not in (None, new.ptx_sha256):
+        return new
+    missing = {
+        name: value
+        for name, value in asdict(old).items()
+        if value is not None and getattr(new, name) is None
+    }
+    merged = replace(new, **missing)
+    return old if replace(merged, date=old.date) == old else merged
+
+
+def write(acf: Path, sidecar: Sidecar) -> Path:
+    """Write the sidecar beside ``acf`` in one step; the old one stays whole on any failure.
+
+    Raises OSError when the folder cannot be written.
+    """
+    path = path_of(acf)
+    write_whole(path, json.dumps(asdict(sidecar), indent=2) + "\n")
+    return path
