@@ -11,7 +11,6 @@ import pytest
 
 from pytest_compileiq import settings as _settings
 from pytest_compileiq.checks import canary, contract, proof, resources, stability, win
-from pytest_compileiq.checks.win import Committed
 from pytest_compileiq.errors import CiqError, SettingsError
 from pytest_compileiq.settings import Params, Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
@@ -19,8 +18,9 @@ from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
 from pytest_compileiq.toolchain import acf as _acf
 from pytest_compileiq.toolchain import ptxas as _ptxas
 from pytest_compileiq.toolchain import sidecar as _sidecar
-from pytest_compileiq.toolchain.acf import Acf, DebugPack
+from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
+from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Status, Verdict
 
 
@@ -210,7 +210,13 @@ class CIQ:
                     remedy="hand over the function that is given to compileiq.Search",
                 )
             case _settings.Canary():
-                return canary.judge_kernel(bench, self._known(params, asked), params)
+                known = self._known(params, asked)
+                accept = self.settings.accept
+                verdict = canary.judge_kernel(bench, known, params, accept=accept)
+                if self.settings.debug_pack is None:  # NVIDIA's files are not the user's
+                    for committed in (known.o0, known.o3):
+                        self._offer(committed, verdict, arch=bench.kernel.arch())
+                return verdict
             case _settings.Resources():
                 committed = self._named(params.acf, asked)
                 return resources.judge_kernel(bench, committed, params)
@@ -272,8 +278,7 @@ class CIQ:
         return bench
 
     def _committed(self, path: str | Path) -> Committed:
-        found = _acf.load(self.folder / path)
-        return Committed(found, _sidecar.read(found.source))
+        return _sidecar.load(self.folder / path)
 
     def _named(self, path: str | Path | None, asked: dict[str, Params]) -> Committed | None:
         """The ACF that a mark names itself, else that of ciq_beats_baseline, else none."""
@@ -283,19 +288,23 @@ class CIQ:
         return None if path is None else self._committed(path)
 
     def _known(self, params: _settings.Canary, asked: dict[str, Params]) -> canary.KnownAcfs:
-        pack = DebugPack(Path(), None, None)
+        """The debug pack's ACFs, else those that the mark names; and one to damage."""
+        o0 = self._committed(params.o0) if params.o0 else None
+        o3 = self._committed(params.o3) if params.o3 else None
         if self.settings.debug_pack is not None:
             pack = _acf.open_debug_pack(self.settings.debug_pack)
-        o0 = _acf.load(self.folder / params.o0) if params.o0 else None
-        o3 = _acf.load(self.folder / params.o3) if params.o3 else None
+            o0 = Committed(pack.o0, None) if pack.o0 else o0
+            o3 = Committed(pack.o3, None) if pack.o3 else o3
         sample: Acf | None = None
-        if o0 is None and pack.o0 is None:
-            named = self._named(None, asked)
-            sample = named.acf if named else None
-        return canary.KnownAcfs(pack.o0 or o0, pack.o3 or o3, sample)
+        if o0 is None and (named := self._named(None, asked)):
+            sample = named.acf
+        return canary.KnownAcfs(o0, o3, sample)
 
-    def _offer(self, committed: Committed, verdict: Verdict, *, arch: str | None) -> None:
+    def _offer(self, committed: Committed | None, verdict: Verdict, *, arch: str | None) -> None:
+        """What --ciq-accept writes, should the whole test pass."""
         if not self.settings.accept or verdict.status is not Status.PASS:
+            return
+        if committed is None:
             return
         source = committed.acf.source
         new = _sidecar.describe(committed.acf, arch=arch, numbers=verdict.numbers)

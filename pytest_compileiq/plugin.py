@@ -16,6 +16,8 @@ from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.verdict import Reason, Status, Verdict
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.report.collector import Collector
     from pytest_compileiq.settings import Params, Settings
@@ -75,6 +77,12 @@ def ciq(request: pytest.FixtureRequest) -> CIQ:
     )
     item.stash[HELPER] = helper
     return helper
+
+
+@pytest.fixture
+def ciq_ptxas(request: pytest.FixtureRequest) -> Path:
+    """The path of the ptxas that the checks use: 13.3 or newer, see ``--ciq-ptxas``."""
+    return _assembler(request.config).ptxas().path
 
 
 def _assembler(config: pytest.Config) -> Assembler:

@@ -15,6 +15,7 @@ from pytest_compileiq.settings import Canary
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain.acf import Acf, nonsense
+from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 _NO_O0 = (
@@ -25,19 +26,20 @@ _NO_O0 = (
 
 @dataclass(frozen=True, slots=True)
 class KnownAcfs:
-    """``o0`` has to make things worse, ``o3`` must not; ``committed`` is only damaged here."""
+    """``o0`` has to make things worse, ``o3`` must not; ``sample`` is only damaged here."""
 
-    o0: Acf | None
-    o3: Acf | None
-    committed: Acf | None
+    o0: Committed | None
+    o3: Committed | None
+    sample: Acf | None
 
 
-def judge_kernel(bench: Workbench, known: KnownAcfs, params: Canary) -> Verdict:
+def judge_kernel(bench: Workbench, known: KnownAcfs, params: Canary, *, accept: bool) -> Verdict:
+    """``accept`` takes an O0 or O3 ACF that its sidecar does not describe."""
     kernel = bench.kernel
     source = "acf"
     if known.o0 is not None:
-        o0 = Arm(known.o0.name, known.o0)
-        o3: Arm | None = Arm(known.o3.name, known.o3) if known.o3 is not None else None
+        o0 = Arm(known.o0.acf.name, known.o0.acf)
+        o3 = None if known.o3 is None else Arm(known.o3.acf.name, known.o3.acf)
     elif kernel.takes_flags:
         source = "raw -O0 and -O3"
         o0, o3 = Arm("raw -O0", flags=("-O0",)), Arm("raw -O3", flags=("-O3",))
@@ -47,7 +49,7 @@ def judge_kernel(bench: Workbench, known: KnownAcfs, params: Canary) -> Verdict:
             remedy=_NO_O0,
             reason=Reason.UNFIT,
         )
-    sample = known.o0 or known.committed
+    sample = known.o0.acf if known.o0 else known.sample
     damaged = sample.damaged() if sample else nonsense()
     arms = [o0] if o3 is None else [o0, o3]
     bench.build([BASELINE, Arm(damaged.name, damaged), *arms])  # all at once: parallel
@@ -69,21 +71,23 @@ def judge_kernel(bench: Workbench, known: KnownAcfs, params: Canary) -> Verdict:
         )
     cost = _costs(bench, baseline)
     numbers["baseline"] = cost
-    worst = _regression(bench, o0, cost, numbers, "o0")
+    numbers["o0"] = after = _costs_of(bench, o0, known.o0, accept=accept)
+    worst = _regression(cost, after)
     if worst < params.margin:
         raise CiqError(
-            f"{o0.name} makes nothing worse by {params.margin:g}x: {_compared(cost, numbers['o0'])}",
+            f"{o0.name} makes nothing worse by {params.margin:g}x: {_compared(cost, after)}",
             remedy="check that it is an O0 ACF of this ptxas; a kernel of a few instructions "
             "needs a lower margin=",
             reason=Reason.NO_EFFECT,
             numbers=numbers,
         )
     if o3 is not None:
-        growth = _regression(bench, o3, cost, numbers, "o3")
+        numbers["o3"] = tame = _costs_of(bench, o3, known.o3, accept=accept)
+        growth = _regression(cost, tame)
         if growth > 1 + params.tolerance:
             raise CiqError(
                 f"{o3.name} makes the code worse by {growth:.3g}x, more than the tolerance of "
-                f"{params.tolerance:.0%}: {_compared(cost, numbers['o3'])}",
+                f"{params.tolerance:.0%}: {_compared(cost, tame)}",
                 remedy="plain ptxas is an -O3 already: look for other flags in the baseline's "
                 "build, or correct o3=",
                 reason=Reason.SLOWER,
@@ -93,7 +97,7 @@ def judge_kernel(bench: Workbench, known: KnownAcfs, params: Canary) -> Verdict:
         check=Check.CANARY,
         kernel=kernel.name,
         status=Status.PASS,
-        message=f"damage refused; {o0.name}: {_compared(cost, numbers['o0'])}"
+        message=f"damage refused; {o0.name}: {_compared(cost, after)}"
         + ("" if o3 is not None else "; no O3 ACF to try"),
         numbers=numbers,
     )
@@ -107,24 +111,28 @@ def _costs(bench: Workbench, build: Build) -> dict[str, int]:
     return costs if code is None else {**costs, "code_bytes": code.code_size(bench.kernel.entry)}
 
 
-def _regression(
-    bench: Workbench, arm: Arm, baseline: dict[str, int], numbers: dict[str, object], key: str
-) -> float:
-    """By what factor the arm is worse in the cost that it worsens most.
+def _costs_of(
+    bench: Workbench, arm: Arm, committed: Committed | None, *, accept: bool
+) -> dict[str, int]:
+    """The costs of an arm that has to build, and whose ACF has to arrive."""
+    sidecar = committed.sidecar if committed else None
+    build = proof.built_with(bench, arm, sidecar)
+    if arm.acf is not None:
+        proof.arrived(bench, arm, build)
+        proof.check_sidecar(arm.acf, sidecar, ptx_sha256=None, accept=accept)
+    return _costs(bench, build)
+
+
+def _regression(before: dict[str, int], after: dict[str, int]) -> float:
+    """By what factor ``after`` is worse, in the cost that is worsened most.
 
     Either cost alone would miss one: -O0 keeps values in memory by plain loads and stores and
     may report no spill at all, and an ACF that spills more may make shorter code.
     """
-    build = proof.built_with(bench, arm)
-    if arm.acf is not None:
-        proof.arrived(bench, arm, build)
-    costs = _costs(bench, build)
-    numbers[key] = costs
-    return max(ratio(costs[name], baseline[name], "min") for name in baseline if name in costs)
+    return max(ratio(after[name], before[name], "min") for name in before if name in after)
 
 
-def _compared(before: dict[str, int], after: object) -> str:
-    assert isinstance(after, dict)
+def _compared(before: dict[str, int], after: dict[str, int]) -> str:
     return ", ".join(
         f"{name.replace('_', ' ')} {before[name]} -> {after[name]}"
         for name in before
@@ -139,7 +147,8 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: Canary) -> 
             remedy=_NO_O0,
             reason=Reason.UNFIT,
         )
-    damaged = known.o0.damaged()
+    o0_acf = known.o0.acf
+    damaged = o0_acf.damaged()
     answer = bench.evaluate(damaged, damaged.name)
     if answer.scores:
         raise ProofError(
@@ -149,7 +158,7 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: Canary) -> 
             reason=Reason.NOT_APPLIED,
         )
     baseline = _scores(bench, None, "the baseline")
-    o0 = _scores(bench, known.o0, known.o0.name)
+    o0 = _scores(bench, o0_acf, o0_acf.name)
     numbers: dict[str, object] = {
         "source": "acf",
         "refused": damaged.name,
@@ -162,7 +171,7 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: Canary) -> 
     worse = [ratio(after, before, kind) for before, after in zip(baseline, o0, strict=True)]
     if max(worse) < params.margin:
         raise CiqError(
-            f"{known.o0.name} makes no score worse by {params.margin:g}x: {list(baseline)} on the "
+            f"{o0_acf.name} makes no score worse by {params.margin:g}x: {list(baseline)} on the "
             f"baseline, {list(o0)} with it",
             remedy="the objective does not see what the compiler does: check that it measures "
             "the kernel that it builds",
@@ -170,12 +179,12 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: Canary) -> 
             numbers=numbers,
         )
     if known.o3 is not None:
-        o3 = _scores(bench, known.o3, known.o3.name)
+        o3 = _scores(bench, known.o3.acf, known.o3.acf.name)
         numbers["o3"] = list(o3)
         worst = max(ratio(after, before, kind) for before, after in zip(baseline, o3, strict=True))
         if worst > 1 + params.tolerance:
             raise CiqError(
-                f"{known.o3.name} makes the score worse by {worst:.3g}x: {list(baseline)} on the "
+                f"{known.o3.acf.name} makes the score worse by {worst:.3g}x: {list(baseline)} on the "
                 f"baseline, {list(o3)} with it",
                 remedy="plain ptxas is an -O3 already: look for other flags in the baseline",
                 reason=Reason.SLOWER,
@@ -185,7 +194,7 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: Canary) -> 
         check=Check.CANARY,
         kernel=bench.objective.name,
         status=Status.PASS,
-        message=f"damage refused; {known.o0.name}: score {_list(baseline)} -> {_list(o0)}"
+        message=f"damage refused; {o0_acf.name}: score {_list(baseline)} -> {_list(o0)}"
         + ("" if known.o3 is not None else "; no O3 ACF to try"),
         numbers=numbers,
     )

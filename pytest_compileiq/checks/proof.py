@@ -6,7 +6,6 @@ Each function raises a CiqError with the reason word, or returns what later step
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from pytest_compileiq.errors import AcfError, CiqError, ProofError
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
@@ -196,13 +195,6 @@ def check_sidecar(
             remedy="search again for the new kernel; or run once with --ciq-accept if it still wins",
             reason=Reason.KERNEL_CHANGED,
         )
-
-
-def load_o(path: Path | None, packed: Acf | None) -> Acf | None:
-    """An ACF named by a mark, else that of the debug pack, else None."""
-    from pytest_compileiq.toolchain.acf import load
-
-    return load(path) if path is not None else packed
 
 
 def _one_line(error: Exception) -> str:

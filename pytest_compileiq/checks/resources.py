@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pytest_compileiq.checks import proof
-from pytest_compileiq.checks.win import Committed
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.settings import Resources
 from pytest_compileiq.subjects.kernel import Arm, Build, Workbench
 from pytest_compileiq.toolchain import ptxas as _ptxas
+from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 _COMPARED = ("registers", "spill_bytes")

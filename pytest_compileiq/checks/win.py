@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Literal
 
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import AcfError, CiqError, ProofError
@@ -12,16 +12,8 @@ from pytest_compileiq.subjects.kernel import Arm, Workbench
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain import sidecar as _sidecar
 from pytest_compileiq.toolchain.acf import Acf
-from pytest_compileiq.toolchain.sidecar import Sidecar
+from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """An ACF as the test names it, with its sidecar when there is one."""
-
-    acf: Acf
-    sidecar: Sidecar | None
 
 
 def judge_kernel(bench: Workbench, committed: Committed, params: Win, *, accept: bool) -> Verdict:
@@ -71,7 +63,7 @@ def judge_objective(bench: ObjectiveBench, committed: Committed, params: Win) ->
     """Compare deterministic scores exactly; anything else is undecided without repetition."""
     acf = committed.acf
     name = bench.objective.name
-    minimum = minimum_speedup(params, committed)
+    minimum = minimum_ratio(params, committed, "score_ratio")
     # Two calls of each tell a deterministic score (spill bytes, a model's estimate) from a time.
     calls = {
         arm: [evaluate(config, arm) for evaluate in (bench.evaluate, bench.repeat)]
@@ -109,8 +101,8 @@ def judge_objective(bench: ObjectiveBench, committed: Committed, params: Win) ->
     ]
     # A score that fell to 0 has no finite ratio, and JSON no infinity.
     finite = [one if math.isfinite(one) else None for one in ratios]
-    numbers["speedup"] = min(ratios) if None not in finite else None
-    numbers["speedups"] = finite
+    numbers["score_ratio"] = min(ratios) if None not in finite else None
+    numbers["score_ratios"] = finite
     text = f"{_scores(base)} on the baseline, {_scores(tuned)} with {acf.name}"
     worst = min(ratios)
     if worst < 1:
@@ -137,22 +129,25 @@ def judge_objective(bench: ObjectiveBench, committed: Committed, params: Win) ->
     return Verdict(check=Check.WIN, kernel=name, status=Status.PASS, message=text, numbers=numbers)
 
 
-def minimum_speedup(params: Win, committed: Committed) -> float:
+def minimum_ratio(
+    params: Win, committed: Committed, recorded: Literal["speedup", "score_ratio"]
+) -> float:
     """``min_speedup`` as a ratio; "recorded" is half of the win that the sidecar records.
 
     Half of the win is taken in log terms: 1.21 recorded asks for 1.10.
     """
     if not isinstance(params.min_speedup, str):
         return float(params.min_speedup)
-    recorded = committed.sidecar.speedup if committed.sidecar else None
-    if recorded is None:
+    win = getattr(committed.sidecar, recorded, None)
+    if win is None:
         raise AcfError(
-            f'min_speedup="recorded", but the sidecar of {committed.acf.name} records no win',
+            f'min_speedup="recorded", but the sidecar of {committed.acf.name} records no '
+            f"{recorded}",
             looked_at=[str(_sidecar.path_of(committed.acf.source))],
             remedy="run once with --ciq-accept where the win can be measured, or give a number",
             reason=Reason.UNFIT,
         )
-    return math.sqrt(recorded)
+    return math.sqrt(win)
 
 
 def ratio(before: float, after: float, problem_type: str) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_compileiq.errors import AcfError
 from pytest_compileiq.files import write_whole
+from pytest_compileiq.toolchain import acf as _acf
 from pytest_compileiq.toolchain.acf import Acf
 
 NOTICE = "(c) NVIDIA Corporation, 2026."
@@ -23,8 +24,9 @@ SCHEMA = 1
 class Sidecar:
     """What is known of an ACF. A field is None where nobody measured or recorded it.
 
-    ``speedup`` is a ratio (above 1 is faster) and ``speedup_interval`` its lower and upper
-    bound. ``ptx_sha256`` is the hash of the normalised PTX.
+    ``speedup`` is a ratio of times (above 1 is faster) and ``speedup_interval`` its lower and
+    upper bound; ``score_ratio`` is that of an objective's deterministic score (above 1 is
+    better). ``ptx_sha256`` is the hash of the normalised PTX.
     """
 
     sha256: str
@@ -40,6 +42,7 @@ class Sidecar:
     sm_mhz: int | None = None
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
+    score_ratio: float | None = None
     date: str | None = None
     notice: str = NOTICE
     schema: int = SCHEMA
@@ -48,6 +51,20 @@ class Sidecar:
     def release(self) -> str | None:
         """major.minor of the ptxas that the ACF was made for."""
         return None if self.ptxas is None else ".".join(self.ptxas.split(".")[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """An ACF as a test names it, with its sidecar when there is one."""
+
+    acf: Acf
+    sidecar: Sidecar | None
+
+
+def load(path: Path) -> Committed:
+    """Read an ACF and its sidecar. Raises AcfError when either is there and unreadable."""
+    acf = _acf.load(path)
+    return Committed(acf, read(path))
 
 
 def path_of(acf: Path) -> Path:
@@ -116,7 +133,7 @@ def describe(acf: Acf, *, arch: str | None, numbers: Mapping[str, Any]) -> Sidec
         compileiq=compileiq,
         search_space_tag=tag,
         search_space_sha256=space_sha256,
-        speedup=numbers.get("speedup"),
+        score_ratio=numbers.get("score_ratio"),
         date=datetime.date.today().isoformat(),
     )
 
