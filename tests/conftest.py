@@ -1,0 +1,115 @@
+"""Shared fixtures. Tests run the real ptxas and the real compileiq; neither is ever faked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_compileiq.errors import ToolchainError
+from pytest_compileiq.toolchain import ptxas as _ptxas
+from pytest_compileiq.toolchain.assembler import Assembler
+from pytest_compileiq.toolchain.ptxas import Ptxas
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "ptx"
+
+
+@pytest.fixture(scope="session")
+def ptxas() -> Ptxas:
+    """A real ptxas of the release that the example's ACFs were made for."""
+    try:
+        found = _ptxas.find()
+    except ToolchainError as error:
+        pytest.skip(f"needs ptxas 13.3: {error.what}")
+    if found.release != "13.3":
+        pytest.skip(f"the example's ACFs need ptxas 13.3, and this is {found}")
+    return found
+
+
+@pytest.fixture
+def assembler(ptxas: Ptxas) -> Any:
+    made = Assembler(explicit=ptxas.path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def sgemm_ptx() -> str:
+    return (EXAMPLE / "sgemm.ptx").read_text()
+
+
+#: Two tiny kernels, which assemble in milliseconds.
+TINY = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry tiny(.param .u64 p)
+{
+    .reg .b64 %a; .reg .f32 %f;
+    ld.param.u64 %a, [p];
+    ld.global.f32 %f, [%a];
+    add.f32 %f, %f, 0f3F800000;
+    st.global.f32 [%a], %f;
+    ret;
+}
+"""
+TWO = TINY + TINY.split("64\n", 1)[1].replace("tiny", "other")
+
+
+@pytest.fixture
+def sgemm(pytester: pytest.Pytester, ptxas: Ptxas) -> pytest.Pytester:
+    """A folder with the example's kernel and ACFs, for test files of the test's own."""
+    for name in ("sgemm.ptx", "best.acf", "best.acf.json", "worst.acf", "worst.acf.json"):
+        shutil.copy(EXAMPLE / name, pytester.path / name)
+    return pytester
+
+
+RunJson = Callable[..., tuple[pytest.RunResult, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def run_json(pytester: pytest.Pytester) -> RunJson:
+    """Run pytest in a process of its own; returns its result and the records of --ciq-json."""
+
+    def run(*args: str) -> tuple[pytest.RunResult, list[dict[str, Any]]]:
+        report = pytester.path / "report.json"
+        result = pytester.runpytest_subprocess(f"--ciq-json={report}", *args, timeout=120)
+        return result, json.loads(report.read_text())["records"]
+
+    return run
+
+
+@pytest.fixture
+def other_ptxas() -> Callable[[str], Path]:
+    """The real ptxas of another release, from CIQ_TEST_PTXAS/<release>, which tox fills."""
+
+    def get(release: str) -> Path:
+        base = os.environ.get("CIQ_TEST_PTXAS")
+        if not base:
+            pytest.skip("needs other ptxas releases under CIQ_TEST_PTXAS; `tox -e py` brings them")
+        (found,) = Path(base, release).rglob("bin/ptxas")
+        found.chmod(0o755)
+        return found
+
+    return get
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Write an executable shell script: a tool that misbehaves on purpose."""
+
+    def write(name: str, body: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return path
+
+    return write

@@ -1,0 +1,234 @@
+"""Marks and the fixture, as pytest users meet them."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import RunJson
+
+GOOD = "def good(config):\n    if config: raise RuntimeError('refused')\n    return 1.5\n"
+
+
+def test_a_mark_without_a_subject_fails(pytester: pytest.Pytester, run_json: RunJson) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.ciq_canary\ndef test(ciq): pass")
+    result, records = run_json()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*ciq_canary asked for a check*no subject*", "*to do: call*"])
+    assert [(r["check"], r["status"], r["reason"]) for r in records] == [
+        ("canary", "fail", "unfit")
+    ]
+
+
+def test_a_mark_on_a_test_without_the_fixture_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.ciq_canary\ndef test(): pass")
+    pytester.runpytest().assert_outcomes(failed=1)
+
+
+def test_one_of_two_marks_unanswered_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        GOOD + "import pytest\n"
+        "@pytest.mark.ciq_canary\n@pytest.mark.ciq_objective\n"
+        "def test(ciq): ciq.assert_objective(good)"
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["ciq_canary asked for a check*"])
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("ciq_canary(marginn=2)", "did you mean margin=?"),
+        ("ciq_canary(margin='2')", "margin is a number, not '2'"),
+        ("ciq_canary(margin=0.5)", "margin is at least 1, not 0.5"),
+        ("ciq_canary(margin=float('nan'))", "margin is a number, not nan"),
+        ("ciq_max_cv()", "missing 1 required positional argument: 'percent'"),
+        ("ciq_max_cv(0)", "percent is above 0"),
+        ("ciq_max_cv(True)", "percent is a number, not True"),
+        ("ciq_resources()", "give at least one limit, or no_worse=True"),
+        ("ciq_resources(max_spill_bytes=-1)", "max_spill_bytes is at least 0, not -1"),
+        ("ciq_objective(objectives=0)", "objectives is at least 1, not 0"),
+        ("ciq_objective(1.5)", "objectives is a whole number, not 1.5"),
+        ("ciq_beats_baseline('')", "acf is the path of an ACF, not ''"),
+        ("ciq_beats_baseline(min_speedup='half')", "is a number or \"recorded\", not 'half'"),
+        ("ciq_beats_baseline('a', 'b', 'c')", "positional arguments"),
+        ("ciq_beat_baseline", "did you mean ciq_beats_baseline?"),
+    ],
+)
+def test_a_bad_mark_fails_its_own_test_in_setup(
+    pytester: pytest.Pytester, mark: str, message: str
+) -> None:
+    pytester.makepyfile(
+        f"import pytest\n@pytest.mark.{mark}\ndef test_bad(ciq): pass\ndef test_good(): pass"
+    )
+    result = pytester.runpytest("-W", "ignore::pytest.PytestUnknownMarkWarning")
+    result.assert_outcomes(errors=1, passed=1)
+    assert message in result.stdout.str()
+    assert "During handling" not in result.stdout.str()
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+def test_a_bad_mark_under_xdist_fails_its_own_test(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("xdist")
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.ciq_canary(x=1)\ndef test_bad(ciq): pass\ndef test_ok(): pass"
+    )
+    result = pytester.runpytest("-n2")
+    result.assert_outcomes(errors=1, passed=1)
+
+
+def test_a_mark_twice_on_one_test_fails_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.ciq_max_cv(1)\n@pytest.mark.ciq_max_cv(2)\ndef test(ciq): pass"
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*ciq_max_cv stands 2 times on test*", "*parametrize*"])
+
+
+def test_the_closest_mark_wins(pytester: pytest.Pytester) -> None:
+    """Parameter set over function over class over module; each level gives another limit."""
+    pytester.makepyfile(
+        """
+        import pytest
+        pytestmark = pytest.mark.ciq_max_cv(1)
+
+        def seen(ciq):
+            return ciq._marks["ciq_max_cv"].percent
+
+        def test_module(ciq):
+            assert seen(ciq) == 1
+            ciq.assert_stable(lambda c: 1, 1)
+
+        @pytest.mark.ciq_max_cv(2)
+        class TestClass:
+            def test_class(self, ciq):
+                assert seen(ciq) == 2
+                ciq.assert_stable(lambda c: 1, 1)
+
+            @pytest.mark.ciq_max_cv(3)
+            @pytest.mark.parametrize(
+                "want", [3, pytest.param(4, marks=pytest.mark.ciq_max_cv(4))]
+            )
+            def test_function(self, ciq, want):
+                assert seen(ciq) == want
+                ciq.assert_stable(lambda c: 1, 1)
+        """
+    )
+    # Nothing here can be judged without a GPU, so each test skips once its asserts held.
+    pytester.runpytest().assert_outcomes(skipped=4)
+
+
+def test_nothing_judged_skips_and_strict_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.ciq_max_cv(2)\ndef test(ciq): ciq.check(lambda c: 1.0)"
+    )
+    result = pytester.runpytest("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*nothing could be judged: cv:*needs a GPU*"])
+    pytester.runpytest("--ciq-strict").assert_outcomes(failed=1)
+
+
+def test_check_without_marks_is_an_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test(ciq): ciq.check(lambda c: 1.0)")
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*this test has no ciq_* mark*"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("ciq.assert_canary(42)", "ciq cannot test 42 (int)"),
+        ("ciq.assert_canary(good, marginn=2)", "did you mean margin=?"),
+        ("ciq.assert_resources(good, max_registers=1)", "reads ptxas' report"),
+        ("ciq.compare(good)", "takes a kernel, not an objective"),
+        ("ciq.assert_objective(PtxKernel('a.ptx', arch='sm_90'))", "judges a function"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(
+    pytester: pytest.Pytester, call: str, message: str
+) -> None:
+    pytester.makepyfile(GOOD + f"from pytest_compileiq import PtxKernel\ndef test(ciq): {call}")
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    assert message in result.stdout.str()
+
+
+def test_the_traceback_points_at_the_users_line(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test(ciq):\n    ciq.assert_objective(lambda c: None)")
+    result = pytester.runpytest()
+    result.stdout.fnmatch_lines([">*ciq.assert_objective(lambda c: None)", "*.py:2: CiqFailure"])
+    assert "fixture.py" not in result.stdout.str()
+
+
+def test_disable_runs_each_subject_once_and_judges_nothing(
+    pytester: pytest.Pytester, run_json: RunJson
+) -> None:
+    pytester.makepyfile(
+        """
+        import pathlib, pytest
+        def objective(config):
+            with open("calls", "a") as file: file.write(f"{config}\\n")
+            return None   # a bad shape is not judged either, but it is an error
+        @pytest.mark.ciq_objective
+        def test(ciq):
+            ciq.check(lambda config: objective(config) or 3)
+        """
+    )
+    result, records = run_json("--ciq-disable")
+    result.assert_outcomes(passed=1)
+    assert (pytester.path / "calls").read_text() == "{}\n"
+    assert [(r["status"], r["message"]) for r in records] == [("not-judged", "--ciq-disable")]
+
+
+def test_works_under_strict_markers_warnings_as_errors_and_twice_in_xdist(
+    pytester: pytest.Pytester, run_json: RunJson
+) -> None:
+    pytest.importorskip("xdist")
+    pytester.makepyfile(
+        GOOD + "import pytest\n@pytest.mark.ciq_objective\n"
+        "@pytest.mark.parametrize('n', range(6))\ndef test(ciq, n): ciq.check(good)"
+    )
+    result, records = run_json("-n2", "--strict-markers", "--strict-config", "-W", "error")
+    result.assert_outcomes(passed=6)
+    assert sorted(r["nodeid"][-3:] for r in records) == [f"[{n}]" for n in range(6)]
+    result.stdout.fnmatch_lines(["*compileiq*", "good*objective*pass*", "6 pass"])
+
+
+def test_a_rerun_keeps_only_the_last_attempt(pytester: pytest.Pytester, run_json: RunJson) -> None:
+    pytest.importorskip("pytest_rerunfailures")
+    pytester.makepyfile(
+        """
+        import pathlib, pytest
+        @pytest.mark.ciq_objective
+        def test(ciq):
+            seen = pathlib.Path("seen")
+            first = not seen.exists()
+            seen.touch()
+            ciq.check(lambda c: None if first else ("*" if c else 2.0))
+        """
+    )
+    result, records = run_json("--reruns=2", "-W", "error")
+    result.assert_outcomes(passed=1)
+    assert [(r["status"], r["reason"]) for r in records] == [("pass", None)]
+
+
+def test_removed_by_no_compileiq(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test(ciq): pass")
+    result = pytester.runpytest_subprocess("-p", "no:compileiq")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*fixture 'ciq' not found*"])
+    help_text = pytester.runpytest_subprocess("-p", "no:compileiq", "--help").stdout.str()
+    assert "--ciq-" not in help_text
+
+
+def test_markers_are_listed_with_their_signatures(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest("--markers")
+    result.stdout.fnmatch_lines_random(
+        [
+            "@pytest.mark.ciq_canary(margin=1.05, tolerance=0.05, o0=None, o3=None): O0 must*",
+            "@pytest.mark.ciq_max_cv(percent): *",
+            "@pytest.mark.ciq_beats_baseline(acf='best.acf', min_speedup=1.0): *",
+        ]
+    )

@@ -1,0 +1,82 @@
+"""A run without ciq tests costs nothing: no heavy import, no child process, a few milliseconds."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = (
+    "compileiq", "torch", "triton", "helion", "numpy", "pandas", "pynvml", "elftools", "asyncio",
+)  # fmt: skip
+
+PROBE = """
+import atexit, sys
+started = []
+sys.addaudithook(lambda event, args: started.append(event) if event in (
+    "subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec") else None)
+def report():
+    heavy = [name for name in {heavy!r} if name in sys.modules]
+    own = sorted(name for name in sys.modules if name.startswith("pytest_compileiq"))
+    print("HEAVY", heavy, "CHILDREN", started, "OWN", own)
+atexit.register(report)
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("args", [["--collect-only", "-q"], [], ["--markers"], ["--fixtures"]])
+def test_nothing_heavy_and_no_child_process(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: list[str]
+) -> None:
+    pytester.makepyfile("def test_trivial(): pass")
+    probe = pytester.path / "probe.py"
+    probe.write_text(PROBE.format(heavy=HEAVY))
+    # Other installed plugins import what they like (anyio's brings asyncio): only ours is loaded.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    result = pytester.run(sys.executable, probe, "-p", "pytest_compileiq.plugin", *args)
+    assert result.ret == 0
+    line = next(line for line in result.outlines if line.startswith("HEAVY"))
+    assert line.startswith("HEAVY [] CHILDREN [] OWN "), line
+    own = line.partition("OWN ")[2]
+    assert own == str(
+        [
+            "pytest_compileiq",
+            "pytest_compileiq.errors",
+            "pytest_compileiq.plugin",
+            "pytest_compileiq.settings",
+            "pytest_compileiq.verdict",
+        ]
+    )
+
+
+def test_the_probe_sees_a_heavy_import_and_a_child(pytester: pytest.Pytester) -> None:
+    """The guard above can fail: a test that imports numpy and forks shows up."""
+    pytester.makepyfile(
+        "def test(): import numpy, subprocess; subprocess.run(['true'], check=True)"
+    )
+    probe = pytester.path / "probe.py"
+    probe.write_text(PROBE.format(heavy=HEAVY))
+    result = pytester.run(sys.executable, probe)
+    line = next(line for line in result.outlines if line.startswith("HEAVY"))
+    assert "numpy" in line
+    assert "subprocess.Popen" in line
+
+
+def test_start_up_time(pytester: pytest.Pytester) -> None:
+    """Alternating pairs against ``-p no:compileiq``; the bound leaves room for a busy machine."""
+    pytester.makepyfile("def test_trivial(): pass")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+
+    def seconds(*more: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([*command, *more], check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - start
+
+    seconds()
+    pairs = [(seconds(), seconds("-p", "no:compileiq")) for _ in range(9)]
+    added = statistics.median(with_it - without for with_it, without in pairs)
+    assert added <= 0.030
