@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from pytest_compileiq import settings as _settings
 from pytest_compileiq.errors import SettingsError
-from pytest_compileiq.verdict import Reason, Status, Verdict
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,9 @@ MARKS: pytest.StashKey[dict[str, Params]] = pytest.StashKey()
 VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
 HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
 
-#: Name of the report's user property that carries one verdict as JSON.
+#: Names of the report's user properties that carry a verdict as JSON, and a folder kept.
 PROPERTY = "ciq"
+KEPT = "ciq-kept"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,7 +104,9 @@ def _assembler(config: pytest.Config) -> Assembler:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
     item.stash[VERDICTS] = []
-    item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != PROPERTY]
+    item.user_properties[:] = [
+        entry for entry in item.user_properties if entry[0] not in (PROPERTY, KEPT)
+    ]
     if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
         return
     try:
@@ -121,26 +124,29 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     answered = {verdict.check for verdict in item.stash[VERDICTS]}
     missing = [name for name in asked if _settings.MARKS[name][0] not in answered]
     if missing:
-        _fail_unanswered(item, missing)
+        message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
+        remedy = "call ciq.check(kernel_or_objective) in the test"
+        _fail(item, [_settings.MARKS[name][0] for name in missing], item.name, message, remedy)
     helper = item.stash.get(HELPER, None)
     if helper is not None and helper.offers:
         _write_sidecars(item, helper)
 
 
-def _fail_unanswered(item: pytest.Item, missing: list[str]) -> None:
-    message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
-    remedy = "call ciq.check(kernel_or_objective) in the test"
-    for name in missing:
-        item.stash[VERDICTS].append(
-            Verdict(
-                check=_settings.MARKS[name][0],
-                kernel=item.name,
-                status=Status.FAIL,
-                reason=Reason.UNFIT,
-                message=message,
-                remedy=remedy,
-            )
+def _fail(
+    item: pytest.Item, checks: list[Check], kernel: str, message: str, remedy: str
+) -> NoReturn:
+    """Fail a test for a reason that no check found, with a record for each check concerned."""
+    item.stash[VERDICTS] += [
+        Verdict(
+            check=check,
+            kernel=kernel,
+            status=Status.FAIL,
+            reason=Reason.UNFIT,
+            message=message,
+            remedy=remedy,
         )
+        for check in checks
+    ]
     pytest.fail(f"{message}\n  to do: {remedy}", pytrace=False)
 
 
@@ -150,14 +156,15 @@ def _write_sidecars(item: pytest.Item, helper: CIQ) -> None:
     for acf, content in helper.offers.items():
         try:
             sidecar.write(acf, content)
+            continue
         except OSError as error:
-            where = sidecar.path_of(acf)
-            pytest.fail(
-                f"--ciq-accept: the sidecar {where} cannot be written ({error.strerror}); "
-                "the test itself passed, and no file was changed\n"
-                "  to do: make the folder writable and run again, or run without --ciq-accept",
-                pytrace=False,
-            )
+            why = error.strerror
+        message = (
+            f"--ciq-accept: the sidecar {sidecar.path_of(acf)} cannot be written ({why}); "
+            "the checks passed, and the file is as it was"
+        )
+        remedy = "make the folder writable and run again, or run without --ciq-accept"
+        _fail(item, [Check.WIN], acf.name, message, remedy)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -166,6 +173,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for verdict in item.stash[VERDICTS]:
             record = verdict.to_record(item.nodeid)
             item.user_properties.append((PROPERTY, json.dumps(record)))
+        assembler = item.config.stash.get(ASSEMBLER, None)
+        if assembler is not None and assembler.kept is not None:
+            item.user_properties.append((KEPT, str(assembler.kept)))
     return (yield)
 
 
@@ -179,9 +189,13 @@ class Reporter:
         self._config = config
         self._collector: Collector | None = None
         self._complaints: list[str] = []
+        self._kept: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not any(name == PROPERTY for name, _ in report.user_properties):
+        names = {name for name, _ in report.user_properties}
+        if KEPT in names:
+            self._kept |= {str(value) for name, value in report.user_properties if name == KEPT}
+        if PROPERTY not in names:
             return
         if self._collector is None:
             from pytest_compileiq.report.collector import Collector
@@ -207,6 +221,8 @@ class Reporter:
             from pytest_compileiq.report.terminal import write_table
 
             write_table(terminalreporter, self._records())
+        for folder in sorted(self._kept):
+            terminalreporter.write_line(f"--ciq-keep: ACFs and builds are in {folder}")
         for complaint in self._complaints:
             terminalreporter.write_line(f"pytest-compileiq: {complaint}", yellow=True)
 

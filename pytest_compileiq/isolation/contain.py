@@ -125,6 +125,11 @@ def _read(reader: int, pid: int, *, deadline: float) -> tuple[bytes, bool]:
                     if len(received) >= 8 + length:
                         return bytes(received[8 : 8 + length]), False
                 if not chunk:
+                    # Its end of the pipe is closed; give it the moment to die by itself, so
+                    # that its own status is read and not that of our kill.
+                    wait_for_death = select.poll()
+                    wait_for_death.register(death, select.POLLIN)
+                    wait_for_death.poll(1000)
                     return b"", False
             elif death in ready:
                 return b"", False

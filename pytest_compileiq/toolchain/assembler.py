@@ -93,14 +93,15 @@ class Assembler:
             *job.flags,
         )
 
-    def close(self) -> Path | None:
-        """Remove the staging folder; with ``keep``, leave it and say where it is."""
-        if "staging" not in self.__dict__:
-            return None
-        if self.keep:
-            return self.staging.folder
-        self.staging.remove()
-        return None
+    @property
+    def kept(self) -> Path | None:
+        """The folder that stays after ``close``, once there is anything in it."""
+        return self.staging.folder if self.keep and "staging" in self.__dict__ else None
+
+    def close(self) -> None:
+        """Remove the staging folder, unless it is to be kept."""
+        if "staging" in self.__dict__ and not self.keep:
+            self.staging.remove()
 
 
 def _cores() -> int:

@@ -51,16 +51,16 @@ CASES = {
         "was made with another ACF",
     ),
     "same path new content": (
-        "import shutil\n    if acf: shutil.copy(acf, '/tmp/ciq-test-fixed.acf')\n"
-        "    return assemble(acf and '/tmp/ciq-test-fixed.acf')",
+        "import shutil; acf and shutil.copy(acf, 'f.acf'); return assemble(acf and 'f.acf')",
         "not-applied",
         "was made with another ACF",
     ),
     # ptxas takes the last of two, and its note names that one only.
     "another flag wins": (
-        "other = PTX.with_name('worst.acf')\n"
-        "    return assemble(None, more=[f'--apply-controls={acf}', "
-        "f'--apply-controls={other}'] if acf else [])",
+        (
+            "flags = [f'--apply-controls={p}' for p in (acf, PTX.with_name('worst.acf'))]\n"
+            "    return assemble(None, more=flags if acf else [])"
+        ),
         "not-applied",
         "was made with another ACF",
     ),

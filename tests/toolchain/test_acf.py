@@ -90,7 +90,7 @@ def test_a_debug_pack(tmp_path: Path, zipped: bool, sums: str | None) -> None:
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_debug_pack_with_a_wrong_checksum(tmp_path: Path, zipped: bool) -> None:
     bad = GOOD_SUMS.replace(sha(b"zero"), sha(b"other"))
-    with pytest.raises(AcfError, match="O0.acf .*does not match its checksum file"):
+    with pytest.raises(AcfError, match=r"O0\.acf .*does not match its checksum file"):
         _acf.open_debug_pack(make_pack(tmp_path, sums=bad, zipped=zipped))
 
 
@@ -135,7 +135,7 @@ def test_a_sidecar_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_an_unreadable_sidecar_says_so(tmp_path: Path, text: str) -> None:
     acf, _ = described(tmp_path)
     _sidecar.path_of(acf.source).write_bytes(text.encode("latin-1"))
-    with pytest.raises(AcfError, match="sidecar .*cannot be read"):
+    with pytest.raises(AcfError, match=r"sidecar .*cannot be read"):
         _sidecar.read(acf.source)
 
 

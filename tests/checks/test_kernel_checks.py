@@ -1,0 +1,252 @@
+"""Canary, resources and win on kernels; each with a subject for which the answer is no."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from typing import Any
+
+import pytest
+
+from ..conftest import EXAMPLE, TINY, RunJson
+
+HEAD = "import pytest\nfrom pytest_compileiq import PtxKernel, Kernel, Build\n"
+
+
+def one(records: list[dict[str, Any]], check: str) -> dict[str, Any]:
+    (record,) = [record for record in records if record["check"] == check]
+    return record
+
+
+def check(pytester: pytest.Pytester, *marks: str, kernel: str = "sgemm.ptx") -> None:
+    lines = "".join(f"@pytest.mark.{mark}\n" for mark in marks)
+    pytester.makepyfile(
+        HEAD + f"{lines}def test(ciq): ciq.check(PtxKernel({kernel!r}, arch='sm_90'))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mark", "reason", "message"),
+    [
+        ("ciq_canary", None, "raw -O0"),
+        ("ciq_canary(o0='worst.acf')", None, "worst.acf: spill bytes 940 -> "),
+        ("ciq_canary(o0='worst.acf', o3='best.acf')", None, ""),
+        ("ciq_canary(o0='best.acf', margin=3)", "no-effect", "best.acf makes nothing worse by 3x"),
+        ("ciq_canary(o0='worst.acf', o3='worst.acf')", "slower", "worst.acf makes the code worse"),
+        ("ciq_canary(margin=1e6)", "no-effect", "raw -O0 makes nothing worse"),
+        ("ciq_canary(o0='none.acf')", "rejected", "does not exist"),
+    ],
+)
+def test_canary(
+    sgemm: pytest.Pytester, run_json: RunJson, mark: str, reason: str | None, message: str
+) -> None:
+    check(sgemm, mark)
+    _, records = run_json()
+    record = one(records, "canary")
+    assert record["reason"] == reason
+    assert message in record["message"]
+    if reason is None:
+        assert record["numbers"]["refused"].startswith(("damaged-", "nonsense"))
+
+
+def test_canary_takes_the_debug_pack_first(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    pack = sgemm.path / "pack.zip"
+    with zipfile.ZipFile(pack, "w") as archive:
+        archive.write(EXAMPLE / "worst.acf", "deep/inside/O0.acf")
+        archive.write(EXAMPLE / "best.acf", "deep/inside/O3.acf")
+    check(sgemm, "ciq_canary(o0='best.acf', margin=3)")  # would fail without the pack
+    result, records = run_json(f"--ciq-debug-pack={pack}", "--ciq-accept")
+    result.assert_outcomes(passed=1)
+    assert one(records, "canary")["message"].startswith("damage refused; O0.acf: spill bytes 940")
+    assert not list(sgemm.path.glob("pack*/*.json"))
+
+
+def test_a_failed_canary_stops_the_rest(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    check(sgemm, "ciq_canary(margin=1e6)", "ciq_beats_baseline", "ciq_resources(no_worse=True)")
+    result, records = run_json()
+    result.assert_outcomes(failed=1)
+    assert {r["check"]: r["status"] for r in records} == {
+        "canary": "fail",
+        "resources": "not-judged",
+        "win": "not-judged",
+    }
+    assert "the canary failed" in one(records, "win")["message"]
+
+
+def test_canary_of_a_kernel_that_takes_no_flags(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    sgemm.makepyfile(
+        HEAD + "@pytest.mark.ciq_canary\ndef test(ciq): ciq.check(Kernel(lambda acf: Build()))"
+    )
+    _, records = run_json()
+    assert one(records, "canary")["reason"] == "unfit"
+    assert "--ciq-debug-pack" in one(records, "canary")["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "excess"),
+    [
+        ("max_registers=80, max_spill_bytes=560, no_worse=True", None),
+        ("max_spill_bytes=500", "536 spill bytes where at most 500 are allowed"),
+        ("max_registers=79", "80 registers where at most 79"),
+        ("max_shared_bytes=16383", "16384 shared bytes where at most 16383"),
+        ("max_barriers=0", "1 barriers where at most 0"),
+        ("max_stack_bytes=0, max_registers=1", "80 registers where at most 1 are allowed and "),
+        ("no_worse=True, acf='worst.acf'", "spill bytes where the baseline has 940"),
+    ],
+)
+def test_resources(
+    sgemm: pytest.Pytester, run_json: RunJson, limits: str, excess: str | None
+) -> None:
+    check(sgemm, f"ciq_resources({limits})", "ciq_beats_baseline")
+    _, records = run_json()
+    record = one(records, "resources")
+    assert record["reason"] == (None if excess is None else "slower")
+    assert excess is None or excess in record["message"]
+    assert record["numbers"]["registers"] == 80
+
+
+def test_resources_of_the_baseline(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    check(sgemm, "ciq_resources(max_spill_bytes=600)")
+    _, records = run_json()
+    assert one(records, "resources")["message"].startswith("the baseline needs 940 spill bytes")
+    check(sgemm, "ciq_resources(no_worse=True)")
+    _, records = run_json()
+    assert one(records, "resources")["reason"] == "unfit"
+
+
+def test_no_report_is_not_no_spills(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    sgemm.makepyfile(
+        HEAD + "@pytest.mark.ciq_resources(max_spill_bytes=0)\n"
+        "def test(ciq): ciq.check(Kernel(lambda acf: Build(ptxas_log='')))"
+    )
+    result, records = run_json()
+    result.assert_outcomes(failed=1)
+    assert one(records, "resources")["reason"] == "unfit"
+    assert "no report of ptxas -v" in one(records, "resources")["message"]
+
+
+def test_mark_and_verb_and_compare_agree(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    sgemm.makepyfile(
+        HEAD
+        + """
+        KERNEL = PtxKernel("sgemm.ptx", arch="sm_90", name="sgemm kernel")
+
+        @pytest.mark.ciq_beats_baseline("best.acf")
+        @pytest.mark.ciq_resources(max_spill_bytes=560)
+        def test_mark(ciq):
+            ciq.check(KERNEL)
+
+        def test_verb(ciq):
+            ciq.assert_resources(KERNEL, acf="best.acf", max_spill_bytes=560)
+            ciq.assert_beats_baseline(KERNEL, "best.acf")
+
+        def test_compare(ciq):
+            found = ciq.compare(KERNEL, "best.acf")
+            assert (found.kernel, found.acf, found.same_code) == ("sgemm kernel", "best.acf", False)
+            assert found.baseline.spill_bytes == 940
+            assert found.tuned.spill_bytes == 536
+        """.replace("\n        ", "\n")
+    )
+    result, records = run_json()
+    result.assert_outcomes(passed=3)
+    by_test: dict[str, list[object]] = {}
+    for record in records:
+        by_test.setdefault(record["nodeid"].split("::")[1], []).append(
+            (record["check"], record["status"], record["numbers"])
+        )
+    assert by_test["test_mark"] == by_test["test_verb"]
+
+
+def test_marks_on_a_class_and_parametrised(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    (sgemm.path / "tiny.ptx").write_text(TINY)
+    sgemm.makepyfile(
+        HEAD
+        + """
+        @pytest.mark.ciq_canary
+        @pytest.mark.ciq_resources(max_registers=80, max_spill_bytes=1000)
+        class TestKernels:
+            @pytest.mark.parametrize("name", ["tiny.ptx", "sgemm.ptx"])
+            def test_one(self, ciq, name):
+                ciq.check(PtxKernel(name, arch="sm_90"))
+
+            def test_two(self, ciq):
+                for name in ("tiny.ptx", "sgemm.ptx"):
+                    ciq.check(PtxKernel(name, arch="sm_90"))
+        """.replace("\n        ", "\n")
+    )
+    result, records = run_json("--strict-markers", "-W", "error")
+    result.assert_outcomes(passed=3)
+    assert len(records) == 8
+
+
+def test_accept_writes_a_sidecar_for_tests_that_pass(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    sidecar = sgemm.path / "best.acf.json"
+    sidecar.unlink()
+    body = HEAD + (
+        "@pytest.mark.ciq_beats_baseline\ndef test(ciq):\n"
+        "    ciq.check(PtxKernel('sgemm.ptx', arch='sm_90'))\n"
+    )
+    sgemm.makepyfile(body + "    assert False")
+    run_json("--ciq-accept")[0].assert_outcomes(failed=1)
+    assert not sidecar.exists()
+    sgemm.makepyfile(body)
+    run_json()[0].assert_outcomes(passed=1)
+    assert not sidecar.exists()
+    run_json("--ciq-accept")[0].assert_outcomes(passed=1)
+    written = json.loads(sidecar.read_text())
+    assert written["arch"] == "sm_90"
+    assert written["ptxas"].startswith("13.3.")
+    assert written["size_bytes"] == (sgemm.path / "best.acf").stat().st_size
+    assert written["notice"] == "(c) NVIDIA Corporation, 2026."
+    before = sidecar.read_bytes()
+    run_json("--ciq-accept")[0].assert_outcomes(passed=1)
+    assert sidecar.read_bytes() == before
+
+
+def test_accept_where_nothing_can_be_written(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    """The sidecar's place is taken by a folder, which not even root can replace by a file."""
+    sidecar = sgemm.path / "best.acf.json"
+    sgemm.makepyfile(
+        HEAD + "@pytest.mark.ciq_beats_baseline\n"
+        "def test(ciq):\n"
+        "    ciq.check(PtxKernel('sgemm.ptx', arch='sm_90'))\n"
+        "    import os; os.unlink('best.acf.json'); os.mkdir('best.acf.json')\n"
+        "    open('best.acf.json/x', 'w').close()\n"
+    )
+    result, records = run_json("--ciq-accept")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*--ciq-accept: the sidecar *best.acf.json cannot be written*"])
+    assert records[-1]["reason"] == "unfit"
+    assert sidecar.is_dir()
+    assert not list(sgemm.path.glob(".best*"))
+
+
+def test_recorded_without_a_record(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    (sgemm.path / "best.acf.json").unlink()
+    sgemm.makepyfile(
+        HEAD + "def test(ciq):\n"
+        "    ciq.assert_beats_baseline(lambda c: 2 if c else 3, min_speedup='recorded')"
+    )
+    _, records = run_json()
+    assert one(records, "win")["reason"] == "unfit"
+    assert "records no score_ratio" in one(records, "win")["message"]
+
+
+def test_text_instead_of_a_file(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    shutil.copy(EXAMPLE / "sgemm.ptx", sgemm.path / "text.ptx")
+    sgemm.makepyfile(
+        HEAD + "@pytest.mark.ciq_beats_baseline('best.acf')\n"
+        "def test(ciq): ciq.check(PtxKernel(open('text.ptx').read(), arch='sm_90', entry='sgemm'))\n"
+        "@pytest.mark.ciq_canary\n"
+        "def test_missing(ciq): ciq.check(PtxKernel('none.ptx', arch='sm_90'))\n"
+        "@pytest.mark.ciq_canary\n"
+        "def test_entry(ciq): ciq.check(PtxKernel('text.ptx', arch='sm_90', entry='dgemm'))\n"
+    )
+    result, records = run_json()
+    result.assert_outcomes(passed=1, failed=2)
+    assert [r["reason"] for r in records] == [None, "unfit", "unfit"]
+    assert "cannot be read" in records[1]["message"]
+    assert "has no entry function dgemm; it has sgemm" in records[2]["message"]

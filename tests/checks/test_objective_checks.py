@@ -1,0 +1,139 @@
+"""Contract, canary and win on opaque objectives; each with one for which the answer is no."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from ..conftest import EXAMPLE, RunJson
+
+# An objective that runs no compiler: it looks the ACF up by its content. What it does with a
+# damaged one, and which scores it gives, differs from test to test.
+TEST = """
+import pathlib, pytest
+from pytest_compileiq import Objective
+BEST = pathlib.Path("best.acf").read_bytes().hex()
+WORST = pathlib.Path("worst.acf").read_bytes().hex()
+
+def objective(config):
+    if not config:
+        return {baseline}
+    if config == BEST:
+        return {best}
+    return {worst} if config == WORST else {damaged}
+
+{marks}
+def test(ciq):
+    ciq.check(Objective(objective, problem_type="{problem}"))
+"""
+
+
+def write(
+    pytester: pytest.Pytester,
+    *marks: str,
+    best: str = "80",
+    worst: str = "200",
+    baseline: str = "100",
+    damaged: str = "'*'",
+    problem: str = "min",
+) -> None:
+    for name in ("best.acf", "worst.acf"):
+        shutil.copy(EXAMPLE / name, pytester.path / name)
+    lines = "\n".join(f"@pytest.mark.{mark}" for mark in marks)
+    pytester.makepyfile(
+        TEST.format(
+            best=best, worst=worst, baseline=baseline, damaged=damaged, problem=problem, marks=lines
+        )
+    )
+
+
+CONTRACT = ("ciq_objective", "ciq_beats_baseline")
+WIN = ("ciq_beats_baseline",)
+CANARY = ("ciq_canary(o0='worst.acf')",)
+
+
+@pytest.mark.parametrize(
+    ("marks", "answers", "reason", "message"),
+    [
+        (CONTRACT, {}, None, "baseline 100, best.acf 80, damaged ACF is invalid"),
+        (CONTRACT, {"damaged": "1 / 0"}, None, "damaged ACF raises"),
+        (CONTRACT, {"damaged": "90"}, "not-applied", "which no ptxas takes, the score 90"),
+        (
+            CONTRACT,
+            {"damaged": "None"},
+            "bad-shape",
+            "damaged-best.acf the objective returned None",
+        ),
+        (CONTRACT, {"damaged": "__import__('os')._exit(0)"}, "crashed", "exit status 0"),
+        (
+            CONTRACT,
+            {"baseline": "'*'"},
+            "invalid-score",
+            "on the baseline the objective returned '*'",
+        ),
+        (CONTRACT, {"baseline": "(1.0,)"}, "bad-shape", "for one objective"),
+        (CONTRACT, {"best": "True"}, "bad-shape", "on best.acf the objective returned the bool"),
+        (CONTRACT, {"best": "float('nan')"}, "invalid-score", "returned nan"),
+        (("ciq_objective(objectives=2)",), {"baseline": "[1, 2]"}, None, "baseline 1, 2"),
+        (("ciq_objective(objectives=2)",), {"baseline": "[1]"}, "bad-shape", "for 2 objectives"),
+        (WIN, {}, None, "100 on the baseline, 80 with best.acf"),
+        (WIN, {"best": "100"}, "no-win", "wins nothing"),
+        (WIN, {"best": "101"}, "slower", "is worse than the baseline"),
+        (WIN, {"problem": "max"}, "slower", "is worse than the baseline"),
+        (WIN, {"problem": "max", "best": "120"}, None, "120 with best.acf"),
+        (WIN, {"best": "0"}, None, "0 with best.acf"),
+        (WIN, {"baseline": "0", "best": "0"}, "no-win", "wins nothing"),
+        (WIN, {"best": "1 / 0"}, "crashed", "ZeroDivisionError"),
+        (("ciq_beats_baseline(min_speedup=1.25)",), {}, None, ""),
+        (("ciq_beats_baseline(min_speedup=1.26)",), {}, "slower", "wins by 1.25x, less than"),
+        (WIN, {"best": "__import__('time').time()"}, "undecided", "change from call to call"),
+        (CANARY, {}, None, "damage refused; worst.acf: score 100 -> 200"),
+        (CANARY, {"worst": "104"}, "no-effect", "makes no score worse by 1.05x"),
+        (CANARY, {"worst": "105"}, None, ""),
+        (CANARY, {"damaged": "100"}, "not-applied", "the score 100"),
+        (CANARY, {"worst": "'*'"}, "invalid-score", "worst.acf"),
+        (("ciq_canary(o0='worst.acf', o3='best.acf')",), {"best": "105"}, None, ""),
+        (("ciq_canary(o0='worst.acf', o3='best.acf')",), {"best": "106"}, "slower", "1.06x"),
+        (("ciq_canary",), {}, "unfit", "there is no O0 ACF"),
+    ],
+)
+def test_answers(
+    pytester: pytest.Pytester,
+    run_json: RunJson,
+    marks: tuple[str, ...],
+    answers: dict[str, str],
+    reason: str | None,
+    message: str,
+) -> None:
+    write(pytester, *marks, **answers)
+    _, records = run_json()
+    assert records[0]["reason"] == reason
+    assert message in records[0]["message"]
+
+
+def test_undecided_skips_and_strict_fails(pytester: pytest.Pytester, run_json: RunJson) -> None:
+    write(pytester, *WIN, best="__import__('time').time()")
+    result, records = run_json()
+    result.assert_outcomes(skipped=1)
+    assert records[0]["status"] == "undecided"
+    run_json("--ciq-strict")[0].assert_outcomes(failed=1)
+
+
+def test_two_objectives_must_both_hold(pytester: pytest.Pytester, run_json: RunJson) -> None:
+    marks = ("ciq_objective(objectives=2)", "ciq_beats_baseline")
+    for best, reason in (("[80, 50]", None), ("[80, 51]", "slower"), ("[100, 50]", "no-win")):
+        write(pytester, *marks, baseline="[100, 50]", worst="[1, 1]", best=best)
+        _, records = run_json()
+        assert records[1]["reason"] == reason
+
+
+def test_recorded_asks_for_half_of_the_win(pytester: pytest.Pytester, run_json: RunJson) -> None:
+    """1.21 recorded: 1.10 is asked for, so 91 of 100 fails and 90 passes."""
+    write(pytester, *WIN, best="100 / 1.21")
+    run_json("--ciq-accept")[0].assert_outcomes(passed=1)
+    for best, reason in (("90", None), ("91", "slower")):
+        write(pytester, "ciq_beats_baseline(min_speedup='recorded')", best=best)
+        _, records = run_json()
+        assert records[0]["reason"] == reason
+        assert abs(records[0]["numbers"]["min_speedup"] - 1.1) < 1e-9
