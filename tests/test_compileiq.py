@@ -29,7 +29,7 @@ from compileiq.search_spaces.compilers import PtxasSearchSpace
 search = Search(
     objective_function=print,
     search_space=PtxasSearchSpace(version="13.3"),
-    search_config={"problem_type": "min", "generations": 1, "pool_size": 4},
+    search_config={"problem_type": "min", "generations": 1, "pool_size": 8},
     cache_folder=pathlib.Path(tempfile.mkdtemp(dir=sys.argv[1])),
     disable_progress_bar=True,
     worker_type="manual",

@@ -52,6 +52,7 @@ def test_compare(ciq: CIQ, sgemm: PtxKernel) -> None:
 @pytest.fixture
 def spill_bytes(tmp_path: Path, ciq_ptxas: Path) -> Objective:
     def objective(config: dict[str, object] | str) -> int | str:
+        command: list[str | Path]
         command = [ciq_ptxas, "-v", "-arch=sm_90", HERE / "sgemm.ptx", "-o", tmp_path / "x.cubin"]
         if config:  # {} is the baseline: no ACF
             save_compiler_config(str(tmp_path / "x.acf"), str(config))
