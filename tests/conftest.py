@@ -108,7 +108,8 @@ def script(tmp_path: Path) -> Callable[[str, str], Path]:
 
     def write(name: str, body: str) -> Path:
         path = tmp_path / name
-        path.write_text(f"#!/bin/sh\n{body}\n")
+        # PATH of its own: the tests also run where PATH holds little but python.
+        path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{body}\n")
         path.chmod(0o755)
         return path
 

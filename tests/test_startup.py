@@ -56,7 +56,7 @@ def test_nothing_heavy_and_no_child_process(
 def test_the_probe_sees_a_heavy_import_and_a_child(pytester: pytest.Pytester) -> None:
     """The guard above can fail: a test that imports numpy and forks shows up."""
     pytester.makepyfile(
-        "def test(): import numpy, subprocess; subprocess.run(['true'], check=True)"
+        "def test(): import numpy, subprocess, sys; subprocess.run([sys.executable, '--version'])"
     )
     probe = pytester.path / "probe.py"
     probe.write_text(PROBE.format(heavy=HEAVY))
