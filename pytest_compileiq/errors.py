@@ -47,7 +47,7 @@ class CiqError(Exception):
 
 
 class SettingsError(CiqError):
-    """A bad option, environment variable, ini value or mark argument."""
+    """A bad mark or a bad call: a mistake in the text of the test."""
 
 
 class ToolchainError(CiqError):

@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_compileiq import settings as _settings
+from pytest_compileiq import marks as _marks
 from pytest_compileiq.checks import canary, contract, proof, resources, stability, win
 from pytest_compileiq.errors import CiqError, SettingsError
-from pytest_compileiq.settings import Params, Settings
+from pytest_compileiq.marks import Params
+from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
 from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
 from pytest_compileiq.toolchain import acf as _acf
@@ -81,7 +82,7 @@ class CIQ:
         if not self._marks:
             raise SettingsError(
                 "ciq.check: this test has no ciq_* mark, so there is nothing to check",
-                remedy=f"add a mark ({', '.join(_settings.MARKS)}), or call a verb: "
+                remedy=f"add a mark ({', '.join(_marks.MARKS)}), or call a verb: "
                 "ciq.assert_canary(...), ciq.assert_beats_baseline(...)",
             )
         return self._judge(subject, self._marks)
@@ -147,14 +148,14 @@ class CIQ:
         self, subject: Any, name: str, args: tuple[Any, ...], params: dict[str, Any]
     ) -> Verdict:
         __tracebackhide__ = True
-        return self._judge(subject, {name: _settings.params_of(name, args, params)})[0]
+        return self._judge(subject, {name: _marks.params_of(name, args, params)})[0]
 
     def _judge(self, subject: Any, asked: dict[str, Params]) -> list[Verdict]:
         __tracebackhide__ = True
         bench = self._bench(subject, asked.get("ciq_objective"))
         verdicts: list[Verdict] = []
         for name, params in asked.items():
-            check = _settings.MARKS[name][0]
+            check = _marks.MARKS[name][0]
             broken = next((v for v in verdicts if v.negative and v.check is Check.CANARY), None)
             if broken is not None:
                 verdict = _not_judged(check, bench, f"the canary failed: {broken.reason}")
@@ -204,12 +205,12 @@ class CIQ:
         self, bench: Workbench, params: Params, asked: dict[str, Params]
     ) -> Verdict:
         match params:
-            case _settings.Objective():
+            case _marks.ObjectiveParams():
                 raise SettingsError(
                     f"ciq_objective judges a function, and {_name(bench)} is a kernel",
                     remedy="hand over the function that is given to compileiq.Search",
                 )
-            case _settings.Canary():
+            case _marks.CanaryParams():
                 known = self._known(params, asked)
                 accept = self.settings.accept
                 verdict = canary.judge_kernel(bench, known, params, accept=accept)
@@ -217,12 +218,12 @@ class CIQ:
                     for committed in (known.o0, known.o3):
                         self._offer(committed, verdict, arch=bench.kernel.arch())
                 return verdict
-            case _settings.Resources():
+            case _marks.ResourcesParams():
                 committed = self._named(params.acf, asked)
                 return resources.judge_kernel(bench, committed, params)
-            case _settings.Stability():
+            case _marks.StabilityParams():
                 return stability.not_timed(_name(bench), params)
-            case _settings.Win():
+            case _marks.WinParams():
                 committed = self._committed(params.acf)
                 accept = self.settings.accept
                 verdict = win.judge_kernel(bench, committed, params, accept=accept)
@@ -233,19 +234,19 @@ class CIQ:
         self, bench: ObjectiveBench, params: Params, asked: dict[str, Params]
     ) -> Verdict:
         match params:
-            case _settings.Objective():
+            case _marks.ObjectiveParams():
                 committed = self._named(params.acf, asked)
                 return contract.judge_objective(bench, committed.acf if committed else None)
-            case _settings.Canary():
+            case _marks.CanaryParams():
                 return canary.judge_objective(bench, self._known(params, asked), params)
-            case _settings.Resources():
+            case _marks.ResourcesParams():
                 raise SettingsError(
                     f"ciq_resources reads ptxas' report, and {_name(bench)} is an objective",
                     remedy="hand over the kernel: PtxKernel(...) or Kernel(build)",
                 )
-            case _settings.Stability():
+            case _marks.StabilityParams():
                 return stability.not_timed(_name(bench), params)
-            case _settings.Win():
+            case _marks.WinParams():
                 committed = self._committed(params.acf)
                 verdict = win.judge_objective(bench, committed, params)
                 self._offer(committed, verdict, arch=None)
@@ -253,7 +254,7 @@ class CIQ:
 
     def _bench(self, subject: Any, params: Params | None = None) -> Workbench | ObjectiveBench:
         """The bench of a subject, the same one for all verbs of one test."""
-        objectives = params.objectives if isinstance(params, _settings.Objective) else None
+        objectives = params.objectives if isinstance(params, _marks.ObjectiveParams) else None
         known = self._benches.get(id(subject))
         if known is not None and objectives in (None, getattr(known[1], "objectives", None)):
             return known[1]
@@ -263,7 +264,7 @@ class CIQ:
         elif isinstance(subject, Objective) or callable(subject):
             objective = subject if isinstance(subject, Objective) else Objective(subject)
             marked = self._marks.get("ciq_objective")
-            if objectives is None and isinstance(marked, _settings.Objective):
+            if objectives is None and isinstance(marked, _marks.ObjectiveParams):
                 objectives = marked.objectives
             bench = ObjectiveBench(
                 objective, objectives=objectives or 1, timeout=self.settings.timeout
@@ -283,11 +284,11 @@ class CIQ:
     def _named(self, path: str | Path | None, asked: dict[str, Params]) -> Committed | None:
         """The ACF that a mark names itself, else that of ciq_beats_baseline, else none."""
         beats = asked.get("ciq_beats_baseline") or self._marks.get("ciq_beats_baseline")
-        if path is None and isinstance(beats, _settings.Win):
+        if path is None and isinstance(beats, _marks.WinParams):
             path = beats.acf
         return None if path is None else self._committed(path)
 
-    def _known(self, params: _settings.Canary, asked: dict[str, Params]) -> canary.KnownAcfs:
+    def _known(self, params: _marks.CanaryParams, asked: dict[str, Params]) -> canary.KnownAcfs:
         """The debug pack's ACFs, else those that the mark names; and one to damage."""
         o0 = self._committed(params.o0) if params.o0 else None
         o3 = self._committed(params.o3) if params.o3 else None

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from pytest_compileiq import settings as _settings
-from pytest_compileiq.errors import SettingsError
-from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_compileiq.fixture import CIQ
+    from pytest_compileiq.marks import Params
     from pytest_compileiq.report.collector import Collector
-    from pytest_compileiq.settings import Params, Settings
+    from pytest_compileiq.settings import Settings
     from pytest_compileiq.toolchain.assembler import Assembler
+    from pytest_compileiq.verdict import Check, Verdict
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 ASSEMBLER: pytest.StashKey[Assembler] = pytest.StashKey()
@@ -41,9 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[SETTINGS] = _settings.load(config)
-    except SettingsError as error:
+    except ValueError as error:
         raise pytest.UsageError(f"pytest-compileiq: {error}") from None
-    for line in _settings.mark_lines():
+    for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporter(config), "compileiq-reporter")
@@ -109,8 +109,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ]
     if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
         return
+    from pytest_compileiq import marks
+    from pytest_compileiq.errors import SettingsError
+
     try:
-        item.stash[MARKS] = _settings.marks_of(item)
+        item.stash[MARKS] = marks.marks_of(item)
         return
     except SettingsError as error:
         complaint = error
@@ -120,22 +123,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     yield
-    asked = item.stash.get(MARKS, {})
-    answered = {verdict.check for verdict in item.stash[VERDICTS]}
-    missing = [name for name in asked if _settings.MARKS[name][0] not in answered]
-    if missing:
-        message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
-        remedy = "call ciq.check(kernel_or_objective) in the test"
-        _fail(item, [_settings.MARKS[name][0] for name in missing], item.name, message, remedy)
+    if MARKS in item.stash:
+        _answered_or_fail(item)
     helper = item.stash.get(HELPER, None)
     if helper is not None and helper.offers:
         _write_sidecars(item, helper)
+
+
+def _answered_or_fail(item: pytest.Item) -> None:
+    """A mark that nothing was checked for must not look like a pass."""
+    from pytest_compileiq import marks
+
+    answered = {verdict.check for verdict in item.stash[VERDICTS]}
+    missing = [name for name in item.stash[MARKS] if marks.MARKS[name][0] not in answered]
+    if missing:
+        message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
+        remedy = "call ciq.check(kernel_or_objective) in the test"
+        _fail(item, [marks.MARKS[name][0] for name in missing], item.name, message, remedy)
 
 
 def _fail(
     item: pytest.Item, checks: list[Check], kernel: str, message: str, remedy: str
 ) -> NoReturn:
     """Fail a test for a reason that no check found, with a record for each check concerned."""
+    from pytest_compileiq.verdict import Reason, Status, Verdict
+
     item.stash[VERDICTS] += [
         Verdict(
             check=check,
@@ -152,6 +164,7 @@ def _fail(
 
 def _write_sidecars(item: pytest.Item, helper: CIQ) -> None:
     from pytest_compileiq.toolchain import sidecar
+    from pytest_compileiq.verdict import Check
 
     for acf, content in helper.offers.items():
         try:

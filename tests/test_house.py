@@ -20,6 +20,7 @@ RANK = {
     "errors": 1,
     "files": 1,
     "settings": 2,
+    "marks": 2,
     "isolation": 3,
     "gpu": 4,
     "toolchain": 5,

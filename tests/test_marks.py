@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_compileiq import marks as _marks
+from pytest_compileiq import settings as _settings
+
 from .conftest import RunJson
 
 GOOD = "def good(config):\n    if config: raise RuntimeError('refused')\n    return 1.5\n"
@@ -221,6 +224,13 @@ def test_removed_by_no_compileiq(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*fixture 'ciq' not found*"])
     help_text = pytester.runpytest_subprocess("-p", "no:compileiq", "--help").stdout.str()
     assert "--ciq-" not in help_text
+
+
+def test_the_listed_signatures_are_the_real_ones() -> None:
+    listed = {line.partition("(")[0]: line for line in _settings.MARK_LINES}
+    assert list(listed) == list(_marks.MARKS)
+    for name, (_, kind) in _marks.MARKS.items():
+        assert listed[name].startswith(f"{name}{_marks.signature(kind)}: ")
 
 
 def test_markers_are_listed_with_their_signatures(pytester: pytest.Pytester) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from pytest_compileiq import settings as _settings
-from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 from .conftest import RunJson
@@ -65,7 +64,7 @@ def test_a_bad_value_names_its_source(
     pytester: pytest.Pytester, args: list[str], env: dict[str, str], source: str, message: str
 ) -> None:
     good = pytester.parseconfig(*args)
-    with pytest.raises(SettingsError, match=f"from {source}: .*{message}"):
+    with pytest.raises(ValueError, match=f"from {source}: .*{message}"):
         _settings.load(good, env)
 
 

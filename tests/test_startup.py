@@ -45,10 +45,8 @@ def test_nothing_heavy_and_no_child_process(
     assert own == str(
         [
             "pytest_compileiq",
-            "pytest_compileiq.errors",
             "pytest_compileiq.plugin",
             "pytest_compileiq.settings",
-            "pytest_compileiq.verdict",
         ]
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pytest_compileiq.checks import proof
 from pytest_compileiq.checks.win import ratio
 from pytest_compileiq.errors import CiqError, ProofError
-from pytest_compileiq.settings import Canary
+from pytest_compileiq.marks import CanaryParams
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain.acf import Acf, nonsense
@@ -33,7 +33,9 @@ class KnownAcfs:
     sample: Acf | None
 
 
-def judge_kernel(bench: Workbench, known: KnownAcfs, params: Canary, *, accept: bool) -> Verdict:
+def judge_kernel(
+    bench: Workbench, known: KnownAcfs, params: CanaryParams, *, accept: bool
+) -> Verdict:
     """``accept`` takes an O0 or O3 ACF that its sidecar does not describe."""
     kernel = bench.kernel
     source = "acf"
@@ -140,7 +142,7 @@ def _compared(before: dict[str, int], after: dict[str, int]) -> str:
     )
 
 
-def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: Canary) -> Verdict:
+def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: CanaryParams) -> Verdict:
     if known.o0 is None:
         raise ProofError(
             f"{bench.objective.name}: there is no O0 ACF to try the objective with",

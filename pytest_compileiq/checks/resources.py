@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import CiqError
-from pytest_compileiq.settings import Resources
+from pytest_compileiq.marks import ResourcesParams
 from pytest_compileiq.subjects.kernel import Arm, Build, Workbench
 from pytest_compileiq.toolchain import ptxas as _ptxas
 from pytest_compileiq.toolchain.sidecar import Committed
@@ -13,7 +13,7 @@ from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 _COMPARED = ("registers", "spill_bytes")
 
 
-def judge_kernel(bench: Workbench, committed: Committed | None, params: Resources) -> Verdict:
+def judge_kernel(bench: Workbench, committed: Committed | None, params: ResourcesParams) -> Verdict:
     """Check the kernel with its ACF, or the baseline when the test names no ACF."""
     if committed is None:
         if params.no_worse:

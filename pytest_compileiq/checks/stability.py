@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_compileiq.settings import Stability
+from pytest_compileiq.marks import StabilityParams
 from pytest_compileiq.verdict import Check, Status, Verdict
 
 
-def not_timed(kernel: str, params: Stability) -> Verdict:
+def not_timed(kernel: str, params: StabilityParams) -> Verdict:
     """The answer of a run that times nothing."""
     return Verdict(
         check=Check.CV,

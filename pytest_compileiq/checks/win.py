@@ -7,7 +7,7 @@ from typing import Literal
 
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import AcfError, CiqError, ProofError
-from pytest_compileiq.settings import Win
+from pytest_compileiq.marks import WinParams
 from pytest_compileiq.subjects.kernel import Arm, Workbench
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain import sidecar as _sidecar
@@ -16,7 +16,9 @@ from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 
-def judge_kernel(bench: Workbench, committed: Committed, params: Win, *, accept: bool) -> Verdict:
+def judge_kernel(
+    bench: Workbench, committed: Committed, params: WinParams, *, accept: bool
+) -> Verdict:
     """The static part: the ACF is taken, arrives, changes the code, and fits the kernel."""
     acf, sidecar = committed.acf, committed.sidecar
     shown = proof.proven(bench, Arm(acf.name, acf), sidecar)
@@ -59,7 +61,7 @@ def _no_effect(acf: Acf, sidecar: Sidecar | None) -> ProofError:
     )
 
 
-def judge_objective(bench: ObjectiveBench, committed: Committed, params: Win) -> Verdict:
+def judge_objective(bench: ObjectiveBench, committed: Committed, params: WinParams) -> Verdict:
     """Compare deterministic scores exactly; anything else is undecided without repetition."""
     acf = committed.acf
     name = bench.objective.name
@@ -130,7 +132,7 @@ def judge_objective(bench: ObjectiveBench, committed: Committed, params: Win) ->
 
 
 def minimum_ratio(
-    params: Win, committed: Committed, recorded: Literal["speedup", "score_ratio"]
+    params: WinParams, committed: Committed, recorded: Literal["speedup", "score_ratio"]
 ) -> float:
     """``min_speedup`` as a ratio; "recorded" is half of the win that the sidecar records.
 
