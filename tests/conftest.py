@@ -19,6 +19,7 @@ from pytest_compileiq.toolchain.ptxas import Ptxas
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
 EXAMPLE = ROOT / "examples" / "ptx"
 
 

@@ -16,6 +16,7 @@ from pytest_compileiq.toolchain.ptxas import acf_refusal
 from pytest_compileiq.toolchain.sidecar import Sidecar
 from pytest_compileiq.verdict import Reason
 
+_REDEFINED = "redefinition for option 'apply-controls'"
 _RETUNE = "search for a new ACF with this ptxas and commit it"
 
 
@@ -118,9 +119,10 @@ def arrived(bench: Workbench, arm: Arm, build: Build) -> Cubin | None:
             "or a cache served an older build: clear it, or key it by the ACF's path",
             reason=Reason.NOT_APPLIED,
         )
-    if len(paths) > 1:
+    # ptxas 13.3 notes only the last of several, which wins; a warning tells of the others.
+    if len(paths) > 1 or _REDEFINED in (build.ptxas_log or ""):
         raise ProofError(
-            f"{arm.name}: ptxas got --apply-controls {len(paths)} times; the last one wins",
+            f"{arm.name}: ptxas got --apply-controls more than once; the last one wins",
             looked_at=[line],
             remedy="remove the other one: PTXAS_OPTIONS, NVCC_APPEND_FLAGS, or a second hook",
             reason=Reason.NOT_APPLIED,

@@ -56,7 +56,8 @@ def _no_effect(acf: Acf, sidecar: Sidecar | None) -> ProofError:
     return ProofError(
         f"{acf.name} reached ptxas and changed nothing: the machine code is the baseline's"
         + (f"; {change}" if change else ""),
-        remedy="drop the ACF, or search for one that does something for this kernel",
+        remedy="drop the ACF, or search for one that does something for this kernel; an ACF for "
+        "nvcc's own stage is taken by ptxas, too, and does nothing there",
         reason=Reason.NO_EFFECT,
     )
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from ..conftest import RunJson
+from ..conftest import DATA, RunJson
 
 # Each build() below runs the real ptxas. Only what it does with the ACF differs.
 TEST = """
@@ -64,6 +64,14 @@ CASES = {
         "not-applied",
         "was made with another ACF",
     ),
+    "our flag wins": (
+        (
+            "more = [f'--apply-controls={PTX.with_name(\"worst.acf\")}'] if acf else []; "
+            "return assemble(acf, more=more)"
+        ),
+        "not-applied",
+        "got --apply-controls more than once",
+    ),
     "baseline has an acf": (
         "return assemble(acf or PTX.with_name('worst.acf'))",
         "unfit",
@@ -97,18 +105,28 @@ def test_a_wrong_build_is_named(sgemm: pytest.Pytester, run_json: RunJson, case:
     result.assert_outcomes(**({"passed": 1} if reason is None else {"failed": 1}))
 
 
-def test_an_acf_without_effect(sgemm: pytest.Pytester, run_json: RunJson) -> None:
-    """The right path arrives and the code is equal: ptxas at -O0 leaves nothing to control.
+def test_an_acf_that_ptxas_takes_and_that_changes_nothing(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """An ACF of nvcc's search space: the right path arrives, and the code is the baseline's."""
+    shutil.copy(DATA / "nvcc.acf", sgemm.path / "best.acf")
+    sgemm.makepyfile(TEST.format(body="return assemble(acf)"))
+    result, (record,) = run_json()
+    result.assert_outcomes(failed=1)
+    assert record["reason"] == "no-effect"
+    assert "changed nothing" in record["message"]
+    assert "not the file that its sidecar describes" in record["message"]
 
-    The build gives the baseline and the ACF to ptxas honestly, for a kernel that is empty.
-    """
+
+def test_an_empty_kernel_leaves_nothing_to_control(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
     empty = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry empty()\n{\n ret;\n}\n"
     (sgemm.path / "sgemm.ptx").write_text(empty)
     sgemm.makepyfile(TEST.format(body="return assemble(acf)"))
     result, (record,) = run_json()
     result.assert_outcomes(failed=1)
     assert record["reason"] == "no-effect"
-    assert "changed nothing" in record["message"]
 
 
 def test_refusal_catches_a_build_that_never_reads_the_acf(
