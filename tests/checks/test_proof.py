@@ -62,7 +62,7 @@ CASES = {
             "    return assemble(None, more=flags if acf else [])"
         ),
         "not-applied",
-        "was made with another ACF",
+        "got --apply-controls more than once",
     ),
     "our flag wins": (
         (
