@@ -185,6 +185,11 @@ def marks_of(item: pytest.Item) -> dict[str, Params]:
                     f"there is no mark {name}", remedy=f"{hint}the marks are {', '.join(MARKS)}"
                 )
             same = [mark for mark in marks if mark.name == name]
+            own = getattr(getattr(level, "obj", None), "__dict__", {}).get("pytestmark", ())
+            if len(same) > 1 and level is not item and own:
+                # A derived class also carries its bases' marks; its own come first.
+                own = own if isinstance(own, list) else [own]
+                same = [mark for mark in own if mark.name == name] or same[-1:]
             if len(same) > 1 and level is item:
                 on_function = {id(m) for m in getattr(getattr(item, "obj", None), "pytestmark", ())}
                 same = [mark for mark in same if id(mark) not in on_function] or same

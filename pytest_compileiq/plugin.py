@@ -49,6 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reporter(config), "compileiq-reporter")
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    chosen = config.stash[SETTINGS]
+    set_by_user = [
+        f"{name}={getattr(chosen, name)} (from {source})"
+        for name, source in chosen.sources.items()
+        if source != "default"
+    ]
+    return f"compileiq: {', '.join(set_by_user)}" if set_by_user else None
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     assembler = config.stash.get(ASSEMBLER, None)
     if assembler is not None:
@@ -104,9 +114,6 @@ def _assembler(config: pytest.Config) -> Assembler:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
     item.stash[VERDICTS] = []
-    item.user_properties[:] = [
-        entry for entry in item.user_properties if entry[0] not in (PROPERTY, KEPT)
-    ]
     if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
         return
     from pytest_compileiq import marks
@@ -134,11 +141,12 @@ def _answered_or_fail(item: pytest.Item) -> None:
     """A mark that nothing was checked for must not look like a pass."""
     from pytest_compileiq import marks
 
-    answered = {verdict.check for verdict in item.stash[VERDICTS]}
-    missing = [name for name in item.stash[MARKS] if marks.MARKS[name][0] not in answered]
+    helper = item.stash.get(HELPER, None)
+    answered = set() if helper is None else helper.answered
+    missing = [name for name in item.stash[MARKS] if name not in answered]
     if missing:
         message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
-        remedy = "call ciq.check(kernel_or_objective) in the test"
+        remedy = "call ciq.check(kernel_or_objective); a verb counts with the mark's own limits"
         _fail(item, [marks.MARKS[name][0] for name in missing], item.name, message, remedy)
 
 
@@ -148,6 +156,8 @@ def _fail(
     """Fail a test for a reason that no check found, with a record for each check concerned."""
     from pytest_compileiq.verdict import Reason, Status, Verdict
 
+    replaced = [v for v in item.stash[VERDICTS] if (v.check, v.kernel) == (checks[0], kernel)]
+    item.stash[VERDICTS][:] = [v for v in item.stash[VERDICTS] if v not in replaced]
     item.stash[VERDICTS] += [
         Verdict(
             check=check,
@@ -164,11 +174,10 @@ def _fail(
 
 def _write_sidecars(item: pytest.Item, helper: CIQ) -> None:
     from pytest_compileiq.toolchain import sidecar
-    from pytest_compileiq.verdict import Check
 
-    for acf, content in helper.offers.items():
+    for acf, offer in helper.offers.items():
         try:
-            sidecar.write(acf, content)
+            sidecar.write(acf, offer.sidecar)
             continue
         except OSError as error:
             why = error.strerror
@@ -177,18 +186,20 @@ def _write_sidecars(item: pytest.Item, helper: CIQ) -> None:
             "the checks passed, and the file is as it was"
         )
         remedy = "make the folder writable and run again, or run without --ciq-accept"
-        _fail(item, [Check.WIN], acf.name, message, remedy)
+        _fail(item, [offer.check], offer.kernel, message, remedy)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
-    if call.when == "call":
-        for verdict in item.stash[VERDICTS]:
-            record = verdict.to_record(item.nodeid)
-            item.user_properties.append((PROPERTY, json.dumps(record)))
-        assembler = item.config.stash.get(ASSEMBLER, None)
-        if assembler is not None and assembler.kept is not None:
-            item.user_properties.append((KEPT, str(assembler.kept)))
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    # Rebuilt at each report: subtests report the call several times, and a fixture that fails
+    # in setup may have had its verdicts already.
+    item.user_properties[:] = [e for e in item.user_properties if e[0] not in (PROPERTY, KEPT)]
+    for verdict in item.stash.get(VERDICTS, ()):
+        record = verdict.to_record(item.nodeid)
+        item.user_properties.append((PROPERTY, json.dumps(record)))
+    assembler = item.config.stash.get(ASSEMBLER, None)
+    if assembler is not None and assembler.kept is not None:
+        item.user_properties.append((KEPT, str(assembler.kept)))
     return (yield)
 
 

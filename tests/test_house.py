@@ -28,9 +28,10 @@ RANK = {
     "measure": 7,
     "checks": 8,
     "report": 9,
-    "fixture": 10,
-    "plugin": 11,
-    "__init__": 12,
+    "judge": 10,
+    "fixture": 11,
+    "plugin": 12,
+    "__init__": 13,
 }
 
 

@@ -38,6 +38,17 @@ def test_one_of_two_marks_unanswered_is_named(pytester: pytest.Pytester) -> None
     result.stdout.fnmatch_lines(["ciq_canary asked for a check*"])
 
 
+def test_a_verb_with_other_limits_answers_no_mark(pytester: pytest.Pytester) -> None:
+    """The mark asks for two objectives; a verb that judges one is not its answer."""
+    pytester.makepyfile(
+        GOOD + "import pytest\n@pytest.mark.ciq_objective(objectives=2)\n"
+        "def test(ciq): ciq.assert_objective(good)"
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["ciq_objective asked for a check*"])
+
+
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
@@ -118,8 +129,31 @@ def test_the_closest_mark_wins(pytester: pytest.Pytester) -> None:
                 ciq.assert_stable(lambda c: 1, 1)
         """
     )
-    # Nothing here can be judged without a GPU, so each test skips once its asserts held.
+    # Nothing here is judged without timings, so each test skips once its asserts held.
     pytester.runpytest().assert_outcomes(skipped=4)
+
+
+def test_a_derived_class_overrides_the_mark_of_its_base(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.ciq_max_cv(5)
+        class Base:
+            want = 5
+            def test_it(self, ciq):
+                assert ciq._marks["ciq_max_cv"].percent == self.want
+                ciq.assert_stable(lambda c: 1, self.want)
+
+        class TestSame(Base):
+            pass
+
+        @pytest.mark.ciq_max_cv(2)
+        class TestOther(Base):
+            want = 2
+        """
+    )
+    pytester.runpytest().assert_outcomes(skipped=2)
 
 
 def test_nothing_judged_skips_and_strict_fails(pytester: pytest.Pytester) -> None:
@@ -128,7 +162,7 @@ def test_nothing_judged_skips_and_strict_fails(pytester: pytest.Pytester) -> Non
     )
     result = pytester.runpytest("-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*nothing could be judged: cv:*needs a GPU*"])
+    result.stdout.fnmatch_lines(["SKIPPED*nothing could be judged: cv:*times nothing*"])
     pytester.runpytest("--ciq-strict").assert_outcomes(failed=1)
 
 
@@ -143,7 +177,8 @@ def test_check_without_marks_is_an_error(pytester: pytest.Pytester) -> None:
     ("call", "message"),
     [
         ("ciq.assert_canary(42)", "ciq cannot test 42 (int)"),
-        ("ciq.assert_canary(good, marginn=2)", "did you mean margin=?"),
+        ("ciq.assert_canary(good, marginn=2)", "unexpected keyword argument 'marginn'"),
+        ("ciq.assert_canary(good, margin=0.5)", "margin is at least 1, not 0.5"),
         ("ciq.assert_resources(good, max_registers=1)", "reads ptxas' report"),
         ("ciq.compare(good)", "takes a kernel, not an objective"),
         ("ciq.assert_objective(PtxKernel('a.ptx', arch='sm_90'))", "judges a function"),
@@ -173,10 +208,10 @@ def test_disable_runs_each_subject_once_and_judges_nothing(
         import pathlib, pytest
         def objective(config):
             with open("calls", "a") as file: file.write(f"{config}\\n")
-            return None   # a bad shape is not judged either, but it is an error
+            return None   # a bad shape is not judged
         @pytest.mark.ciq_objective
         def test(ciq):
-            ciq.check(lambda config: objective(config) or 3)
+            ciq.check(objective)
         """
     )
     result, records = run_json("--ciq-disable")

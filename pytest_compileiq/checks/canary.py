@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_compileiq.checks import proof
-from pytest_compileiq.checks.win import ratio
+from pytest_compileiq.checks.win import ratio, readable
 from pytest_compileiq.errors import CiqError, ProofError
 from pytest_compileiq.marks import CanaryParams
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
@@ -121,7 +121,7 @@ def _costs_of(
     build = proof.built_with(bench, arm, sidecar)
     if arm.acf is not None:
         proof.arrived(bench, arm, build)
-        proof.check_sidecar(arm.acf, sidecar, ptx_sha256=None, accept=accept)
+        proof.check_sidecar(arm.acf, sidecar, accept=accept)
     return _costs(bench, build)
 
 
@@ -152,6 +152,8 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: CanaryParam
     o0_acf = known.o0.acf
     damaged = o0_acf.damaged()
     answer = bench.evaluate(damaged, damaged.name)
+    if not answer.refused and not answer.scores:  # crashed, hung or a bad shape is no refusal
+        readable(answer, bench, None)
     if answer.scores:
         raise ProofError(
             f"{bench.objective.name} gave {damaged.name} the score {_list(answer.scores)}: it does not "
@@ -159,8 +161,8 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: CanaryParam
             remedy='hand the ACF to ptxas, and return "*" when the build fails',
             reason=Reason.NOT_APPLIED,
         )
-    baseline = _scores(bench, None, "the baseline")
-    o0 = _scores(bench, o0_acf, o0_acf.name)
+    baseline = readable(bench.evaluate(None, "the baseline"), bench, None)
+    o0 = readable(bench.evaluate(o0_acf, o0_acf.name), bench, known.o0)
     numbers: dict[str, object] = {
         "source": "acf",
         "refused": damaged.name,
@@ -181,7 +183,7 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: CanaryParam
             numbers=numbers,
         )
     if known.o3 is not None:
-        o3 = _scores(bench, known.o3.acf, known.o3.acf.name)
+        o3 = readable(bench.evaluate(known.o3.acf, known.o3.acf.name), bench, known.o3)
         numbers["o3"] = list(o3)
         worst = max(ratio(after, before, kind) for before, after in zip(baseline, o3, strict=True))
         if worst > 1 + params.tolerance:
@@ -200,13 +202,6 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: CanaryParam
         + ("" if known.o3 is not None else "; no O3 ACF to try"),
         numbers=numbers,
     )
-
-
-def _scores(bench: ObjectiveBench, acf: Acf | None, arm: str) -> tuple[float, ...]:
-    evaluation = bench.evaluate(acf, arm)
-    if fault := evaluation.fault:
-        raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason)
-    return evaluation.scores
 
 
 def _list(scores: tuple[float, ...]) -> str:

@@ -6,21 +6,24 @@ search will hand it: the baseline ``{}``, an ACF, and an ACF that no ptxas takes
 
 from __future__ import annotations
 
+from pytest_compileiq.checks.win import readable
 from pytest_compileiq.errors import CiqError
-from pytest_compileiq.subjects.objective import Evaluation, ObjectiveBench
-from pytest_compileiq.toolchain.acf import Acf, nonsense
+from pytest_compileiq.subjects.objective import ObjectiveBench
+from pytest_compileiq.toolchain.acf import nonsense
+from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 
-def judge_objective(bench: ObjectiveBench, acf: Acf | None) -> Verdict:
-    """``acf`` is a good one, or None when the test names none: then only two calls are made."""
+def judge_objective(bench: ObjectiveBench, committed: Committed | None) -> Verdict:
+    """``committed`` is None when the test names no ACF: then only two calls are made."""
+    acf = committed.acf if committed else None
     name = bench.objective.name
     numbers: dict[str, object] = {"objectives": bench.objectives}
-    baseline = _readable(bench.evaluate(None, "the baseline"), numbers)
+    baseline = readable(bench.evaluate(None, "the baseline"), bench, None, numbers)
     numbers["baseline_scores"] = list(baseline)
     text = f"baseline {_list(baseline)}"
     if acf is not None:
-        scores = _readable(bench.evaluate(acf, acf.name), numbers)
+        scores = readable(bench.evaluate(acf, acf.name), bench, committed, numbers)
         numbers["acf_scores"] = list(scores)
         text += f", {acf.name} {_list(scores)}"
     damaged = acf.damaged() if acf is not None else nonsense()
@@ -34,7 +37,7 @@ def judge_objective(bench: ObjectiveBench, acf: Acf | None) -> Verdict:
             numbers=numbers,
         )
     if not answer.refused:  # crashed, hung or a bad shape: any of these harms a search
-        _readable(answer, numbers)
+        readable(answer, bench, None, numbers)
     raised = answer.fault is not None and answer.fault.reason is Reason.CRASHED
     numbers["damaged"] = "raised" if raised else "*"
     return Verdict(
@@ -44,12 +47,6 @@ def judge_objective(bench: ObjectiveBench, acf: Acf | None) -> Verdict:
         message=f"{text}, damaged ACF " + ("raises" if raised else "is invalid"),
         numbers=numbers,
     )
-
-
-def _readable(evaluation: Evaluation, numbers: dict[str, object]) -> tuple[float, ...]:
-    if fault := evaluation.fault:
-        raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason, numbers=numbers)
-    return evaluation.scores
 
 
 def _list(scores: tuple[float, ...]) -> str:

@@ -26,7 +26,7 @@ class Proven:
 
     baseline: Build
     build: Build
-    same_code: bool
+    same_code: bool | None  # None: the build gives no cubin, so nothing is known
 
 
 def baseline_build(bench: Workbench) -> Build:
@@ -59,12 +59,12 @@ def built_with(bench: Workbench, arm: Arm, sidecar: Sidecar | None = None) -> Bu
         return answer
     if isinstance(answer, CiqError) and not isinstance(answer, AcfError):
         raise answer
-    refusal = answer.what if isinstance(answer, AcfError) else acf_refusal(str(answer))
+    refusal = answer.what if isinstance(answer, AcfError) else acf_refusal(_all_text(answer))
     if arm.acf is None or refusal is None:
         raise ProofError(
             f"{arm.name}: the baseline builds, but this arm does not: {_one_line(answer)}",
             remedy="repeat the build by hand with this ACF; if it fails there too, drop the ACF",
-            reason=Reason.REJECTED if arm.acf else Reason.CRASHED,
+            reason=Reason.CRASHED,
         ) from answer
     raise explain_refusal(arm.acf, refusal, ptxas_of(bench, baseline), sidecar) from answer
 
@@ -146,9 +146,9 @@ def proven(bench: Workbench, arm: Arm, sidecar: Sidecar | None = None) -> Proven
     base_code = bench.kernel.code_of(baseline)
     entry = bench.kernel.entry
     same = (
-        code is not None
-        and base_code is not None
-        and code.fingerprint(entry) == base_code.fingerprint(entry)
+        None
+        if code is None or base_code is None
+        else code.fingerprint(entry) == base_code.fingerprint(entry)
     )
     return Proven(baseline, build, same)
 
@@ -178,7 +178,12 @@ def ptxas_of(bench: Workbench, build: Build) -> str | None:
 
 
 def check_sidecar(
-    acf: Acf, sidecar: Sidecar | None, *, ptx_sha256: str | None, accept: bool
+    acf: Acf,
+    sidecar: Sidecar | None,
+    *,
+    accept: bool,
+    ptx_sha256: str | None = None,
+    arch: str | None = None,
 ) -> None:
     """The ACF and the kernel are those that the sidecar describes; skipped under --ciq-accept."""
     if sidecar is None or accept:
@@ -197,6 +202,36 @@ def check_sidecar(
             remedy="search again for the new kernel; or run once with --ciq-accept if it still wins",
             reason=Reason.KERNEL_CHANGED,
         )
+    if arch and sidecar.arch and arch != sidecar.arch:
+        raise ProofError(
+            f"{acf.name} was made for {sidecar.arch}, and this kernel is built for {arch}",
+            looked_at=[str(_sidecar.path_of(acf.source))],
+            remedy=f"search again for {arch}; or run once with --ciq-accept if it wins there too",
+            reason=Reason.KERNEL_CHANGED,
+        )
+
+
+def refused_by_objective(
+    acf: Acf, sidecar: Sidecar | None, said: str, ptxas: str | None
+) -> AcfError | None:
+    """Why an objective could not use an ACF, when its sidecar tells: altered, another ptxas."""
+    if sidecar is None:
+        return None
+    release = ".".join(ptxas.split(".")[:2]) if ptxas else None
+    if _sidecar.altered(acf, sidecar) or (release and sidecar.release not in (None, release)):
+        return explain_refusal(acf, said, ptxas, sidecar)
+    return None
+
+
+def _all_text(error: BaseException) -> str:
+    """An exception's text with what a failed process wrote: CalledProcessError hides it."""
+    parts = [str(error)]
+    for name in ("stderr", "stdout"):
+        text = getattr(error, name, None)
+        parts.append(text.decode(errors="replace") if isinstance(text, bytes) else str(text or ""))
+    if error.__cause__ is not None:
+        parts.append(_all_text(error.__cause__))
+    return "\n".join(parts)
 
 
 def _one_line(error: Exception) -> str:

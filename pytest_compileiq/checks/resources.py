@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.marks import ResourcesParams
@@ -13,7 +15,9 @@ from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 _COMPARED = ("registers", "spill_bytes")
 
 
-def judge_kernel(bench: Workbench, committed: Committed | None, params: ResourcesParams) -> Verdict:
+def judge_kernel(
+    bench: Workbench, committed: Committed | None, params: ResourcesParams, *, accept: bool
+) -> Verdict:
     """Check the kernel with its ACF, or the baseline when the test names no ACF."""
     if committed is None:
         if params.no_worse:
@@ -26,6 +30,12 @@ def judge_kernel(bench: Workbench, committed: Committed | None, params: Resource
     else:
         acf = committed.acf
         shown = proof.proven(bench, Arm(acf.name, acf), committed.sidecar)
+        if shown.same_code is None:
+            raise CiqError(
+                f"the build gives no cubin, so it is not known whether {acf.name} arrived",
+                remedy="give Build.cubin, or check the baseline alone, without an ACF",
+            )
+        proof.check_sidecar(acf, committed.sidecar, accept=accept)
         baseline, build, arm = shown.baseline, shown.build, acf.name
     used = _report(bench, build, arm).as_numbers()
     before = _report(bench, baseline, "the baseline").as_numbers()
@@ -79,6 +89,10 @@ def _report(bench: Workbench, build: Build, arm: str) -> _ptxas.Resources:
             remedy="pass -v to ptxas and its output as Build.ptxas_log; a cache that skips "
             "ptxas also skips its report",
         )
+    code = bench.kernel.code_of(build)
+    # ptxas 13.3 no longer prints constant memory, and silence is not zero: the cubin tells.
+    if code is not None:
+        return replace(found, constant_bytes=code.constant_size(bench.kernel.entry))
     return found
 
 

@@ -12,6 +12,6 @@ def not_timed(kernel: str, params: StabilityParams) -> Verdict:
         check=Check.CV,
         kernel=kernel,
         status=Status.NOT_JUDGED,
-        message=f"a CV limit of {params.percent:g} % is a question about timings: needs a GPU",
+        message=f"a CV limit of {params.percent:g} % is a question about timings, and this run times nothing",
         numbers={"limit_percent": params.percent},
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import AcfError, CiqError, ProofError
 from pytest_compileiq.marks import WinParams
 from pytest_compileiq.subjects.kernel import Arm, Workbench
-from pytest_compileiq.subjects.objective import ObjectiveBench
+from pytest_compileiq.subjects.objective import Evaluation, ObjectiveBench
 from pytest_compileiq.toolchain import sidecar as _sidecar
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
@@ -25,21 +26,23 @@ def judge_kernel(
     ptx = bench.kernel.ptx_sha256(bench.folder)
     if shown.same_code:
         raise _no_effect(acf, sidecar)
-    proof.check_sidecar(acf, sidecar, ptx_sha256=ptx, accept=accept)
+    arch = bench.kernel.arch()
+    proof.check_sidecar(acf, sidecar, accept=accept, ptx_sha256=ptx, arch=arch)
     numbers: dict[str, object] = {
         "acf": acf.name,
         "acf_sha256": acf.sha256,
         "ptxas": proof.ptxas_of(bench, shown.build),
         "ptx_sha256": ptx,
         "has_sidecar": sidecar is not None,
+        "min_speedup": params.min_speedup,
         "timed": False,
     }
-    if bench.kernel.code_of(shown.build) is None:
+    if shown.same_code is None:
         return Verdict(
             check=Check.WIN,
             kernel=bench.kernel.name,
             status=Status.NOT_JUDGED,
-            message="the build gives no cubin, so without a GPU nothing can be shown",
+            message="the build gives no cubin, so neither arrival nor effect can be shown",
             numbers=numbers,
         )
     return Verdict(
@@ -62,7 +65,9 @@ def _no_effect(acf: Acf, sidecar: Sidecar | None) -> ProofError:
     )
 
 
-def judge_objective(bench: ObjectiveBench, committed: Committed, params: WinParams) -> Verdict:
+def judge_objective(
+    bench: ObjectiveBench, committed: Committed, params: WinParams, *, accept: bool
+) -> Verdict:
     """Compare deterministic scores exactly; anything else is undecided without repetition."""
     acf = committed.acf
     name = bench.objective.name
@@ -72,12 +77,11 @@ def judge_objective(bench: ObjectiveBench, committed: Committed, params: WinPara
         arm: [evaluate(config, arm) for evaluate in (bench.evaluate, bench.repeat)]
         for arm, config in (("the baseline", None), (acf.name, acf))
     }
-    for evaluation in (one for pair in calls.values() for one in pair):
-        if fault := evaluation.fault:
-            raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason)
     (base, base_again), (tuned, tuned_again) = (
-        [evaluation.scores for evaluation in pair] for pair in calls.values()
+        [readable(evaluation, bench, known) for evaluation in pair]
+        for pair, known in zip(calls.values(), (None, committed), strict=True)
     )
+    proof.check_sidecar(acf, committed.sidecar, accept=accept)
     numbers: dict[str, object] = {
         "acf": acf.name,
         "acf_sha256": acf.sha256,
@@ -94,8 +98,7 @@ def judge_objective(bench: ObjectiveBench, committed: Committed, params: WinPara
             reason=Reason.UNDECIDED,
             message=f"the scores change from call to call ({base} then {base_again} on the "
             f"baseline, {tuned} then {tuned_again} with {acf.name}), so one call proves nothing",
-            remedy="give the kernel itself to ciq.check so that it can be timed in pairs, or "
-            "return a score that does not vary",
+            remedy="return a score that does not vary, such as spill bytes or a model's estimate",
             numbers=numbers,
         )
     ratios = [
@@ -130,6 +133,27 @@ def judge_objective(bench: ObjectiveBench, committed: Committed, params: WinPara
             numbers=numbers,
         )
     return Verdict(check=Check.WIN, kernel=name, status=Status.PASS, message=text, numbers=numbers)
+
+
+def readable(
+    evaluation: Evaluation,
+    bench: ObjectiveBench,
+    committed: Committed | None,
+    numbers: Mapping[str, object] | None = None,
+) -> tuple[float, ...]:
+    """The scores of a call that has to succeed. Raises CiqError with the call's fault.
+
+    When the sidecar tells why the ACF could not be used, that is the fault.
+    """
+    fault = evaluation.fault
+    if fault is None:
+        return evaluation.scores
+    if committed is not None and evaluation.refused:
+        said = f"the objective: {fault.message}"
+        cause = proof.refused_by_objective(committed.acf, committed.sidecar, said, bench.ptxas)
+        if cause is not None:
+            raise cause
+    raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason, numbers=numbers)
 
 
 def minimum_ratio(

@@ -17,8 +17,6 @@ class Collector:
         self._by_test: dict[str, list[Record]] = {}
 
     def add(self, report: pytest.TestReport, property_name: str) -> None:
-        if report.when == "teardown":  # carries the same properties again
-            return
         records = [
             json.loads(str(value))
             for name, value in report.user_properties

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,13 +20,12 @@ from pytest_compileiq.toolchain.ptxas import Resources, parse_resources
 class Build:
     """What ``build(acf)`` returns.
 
-    ``launch`` enqueues one launch of the kernel on the current stream. ``cubin`` is the
-    machine code, as bytes or as the path of a file, or None when the build cannot give it:
-    then nothing can be proven about arrival and effect. ``ptxas_log`` is the output of
-    ``ptxas -v``, from which registers and spills are read.
+    ``cubin`` is the machine code, as bytes or as the path of a file that is read as soon as
+    the build returns, or None when the build cannot give it: then nothing can be proven about
+    arrival and effect. ``ptxas_log`` is the output of ``ptxas -v``, from which registers and
+    spills are read.
     """
 
-    launch: Callable[[], object] | None = None
     cubin: bytes | Path | None = None
     ptxas_log: str | None = None
 
@@ -35,13 +34,16 @@ class Build:
         """The parsed cubin. Raises CiqError when it is not one."""
         if self.cubin is None:
             return None
-        data = self.cubin.read_bytes() if isinstance(self.cubin, Path) else self.cubin
-        return _cubin.read(data)
+        return _cubin.read(_contents(self.cubin))
 
     @functools.cached_property
     def resources(self) -> dict[str, Resources]:
         """Resources of each entry function; empty when there is no report."""
         return parse_resources(self.ptxas_log or "")
+
+
+def _contents(cubin: bytes | Path) -> bytes:
+    return cubin.read_bytes() if isinstance(cubin, Path) else cubin
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,8 @@ class Kernel:
     """Any kernel: ``build(acf)`` compiles it, with the ACF at that path or with None.
 
     ``build`` has to hand the path to ptxas unchanged (``--apply-controls=<path>``), and must
-    not apply any ACF when it gets None. ``check()`` raises when the outputs of the last launch
-    are wrong. ``outputs`` are the arrays that a launch writes. ``entry`` names the entry
-    function when the cubin has several.
+    not apply any ACF when it gets None. ``entry`` names the entry function when the cubin has
+    several.
     """
 
     #: Whether ``build_all`` honours ``Arm.flags``, so that raw -O0 and -O3 can be asked for.
@@ -74,14 +75,10 @@ class Kernel:
         *,
         name: str | None = None,
         entry: str | None = None,
-        check: Callable[[], object] | None = None,
-        outputs: Sequence[object] = (),
     ) -> None:
         self._build = build
         self.name = name or str(getattr(build, "__name__", type(build).__name__))
         self.entry = entry
-        self.check = check
-        self.outputs = tuple(outputs)
 
     def build(self, acf: Path | None) -> Build:
         """Compile the kernel with the ACF at that path, or without any."""
@@ -95,7 +92,13 @@ class Kernel:
         for arm in arms:
             path = None if arm.acf is None else assembler.staging.path(arm.acf)
             try:
-                answers.append(self.build(path))
+                built = self.build(path)
+                if not isinstance(built, Build):
+                    raise TypeError(f"build() returned {type(built).__name__}, not a Build")
+                # Now, not later: the next arm may write to the same path.
+                answers.append(
+                    built if built.cubin is None else replace(built, cubin=_contents(built.cubin))
+                )
             except Exception as error:
                 answers.append(error)
         return answers

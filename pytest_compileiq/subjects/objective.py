@@ -20,7 +20,8 @@ class Objective:
     ``function({})`` scores the baseline and ``function(hex)`` an ACF, given as CompileIQ gives
     it, as a string of hexadecimal digits. ``mix`` arranges the configuration of a mixed
     search space: it gets the hex string and returns the list that the search would hand over.
-    ``problem_type`` is that of the search: with "min" the lower score wins.
+    ``problem_type`` is that of the search: with "min" the lower score wins. ``objectives`` is
+    the number of scores; the mark ``ciq_objective`` may say it instead.
 
     Each call runs in a forked child (see ``isolation/contain.py``); ``contained=False`` calls
     the function in the test's own process, which it may then end.
@@ -32,6 +33,7 @@ class Objective:
         *,
         name: str | None = None,
         problem_type: Literal["min", "max"] = "min",
+        objectives: int = 1,
         mix: Callable[[str], list[Any]] | None = None,
         contained: bool = True,
     ) -> None:
@@ -40,6 +42,7 @@ class Objective:
         self.function = function
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.problem_type = problem_type
+        self.objectives = objectives
         self.mix = mix
         self.contained = contained
 
@@ -67,7 +70,6 @@ class Evaluation:
     scores: tuple[float, ...] = ()
     fault: Fault | None = None
     refused: bool = False
-    seconds: float = 0.0
 
 
 def evaluate(
@@ -88,23 +90,22 @@ def evaluate(
             f"the objective did not return within {timeout:g} s on {arm}",
             "end it by a time limit of its own, or raise --ciq-timeout",
         )
-        return Evaluation(fault=fault, seconds=outcome.seconds)
+        return Evaluation(fault=fault)
     if outcome.died is not None:
         fault = Fault(
             Reason.CRASHED,
             f"the objective ended its process with {outcome.died} on {arm}",
             'return "*" for a configuration that does not work; never exit',
         )
-        return Evaluation(fault=fault, seconds=outcome.seconds)
+        return Evaluation(fault=fault)
     if outcome.error is not None:
         fault = _exception_fault(outcome.error, outcome.trace, arm, baseline=acf is None)
-        return Evaluation(fault=fault, refused=True, seconds=outcome.seconds)
+        return Evaluation(fault=fault, refused=True)
     kind, payload = outcome.value
     if kind == "fault":
         message, remedy = payload
         return Evaluation(
             fault=Fault(Reason.BAD_SHAPE, f"on {arm} the objective {message}", remedy),
-            seconds=outcome.seconds,
         )
     if kind == "invalid":
         fault = Fault(
@@ -112,8 +113,8 @@ def evaluate(
             f"on {arm} the objective returned {payload}, which CompileIQ records as invalid",
             "run the configuration by hand: it failed, or its time or result was not finite",
         )
-        return Evaluation(fault=fault, refused=True, seconds=outcome.seconds)
-    return Evaluation(scores=tuple(payload), seconds=outcome.seconds)
+        return Evaluation(fault=fault, refused=True)
+    return Evaluation(scores=tuple(payload))
 
 
 def _call_and_judge(objective: Objective, configuration: Any, objectives: int) -> tuple[str, Any]:
@@ -195,9 +196,12 @@ def _short(value: Any) -> str:
 class ObjectiveBench:
     """An objective on the bench of one test. First answers are kept, repeats are new calls."""
 
-    def __init__(self, objective: Objective, *, objectives: int, timeout: float) -> None:
+    def __init__(
+        self, objective: Objective, *, objectives: int, timeout: float, ptxas: str | None
+    ) -> None:
         self.objective = objective
         self.objectives = objectives
+        self.ptxas = ptxas  # the version of the session's ptxas, where there is one
         self._timeout = timeout
         self._first: dict[str, Evaluation] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,17 +28,13 @@ class PtxKernel(Kernel):
         arch: str,
         entry: str | None = None,
         name: str | None = None,
-        check: Callable[[], object] | None = None,
-        outputs: Sequence[object] = (),
     ) -> None:
         is_text = isinstance(source, str) and "\n" in source
         self._text = str(source) if is_text else None
         self._path = None if is_text else Path(source)
         self._arch = arch
         stem = entry or "ptx" if self._path is None else self._path.stem
-        super().__init__(
-            self._assemble_one, name=name or stem, entry=entry, check=check, outputs=outputs
-        )
+        super().__init__(self._assemble_one, name=name or stem, entry=entry)
 
     def arch(self) -> str:
         return self._arch
@@ -91,7 +87,7 @@ class PtxKernel(Kernel):
         text = self.text(folder)
         jobs = [Job(text, self._arch, arm.acf, arm.flags) for arm in arms]
         return [
-            answer if isinstance(answer, CiqError) else Build(None, answer.cubin, answer.log)
+            answer if isinstance(answer, CiqError) else Build(answer.cubin, answer.log)
             for answer in assembler.run_all(jobs)
         ]
 

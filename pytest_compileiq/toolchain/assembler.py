@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_compileiq.errors import CiqError
+from pytest_compileiq.errors import CiqError, ToolchainError
 from pytest_compileiq.toolchain import ptxas as _ptxas
 from pytest_compileiq.toolchain.acf import Acf, Staging
 from pytest_compileiq.toolchain.ptxas import Assembled, Ptxas
+from pytest_compileiq.verdict import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,12 @@ class Assembler:
             with ThreadPoolExecutor(min(len(new), _cores())) as pool:
                 answers = pool.map(lambda job: self._run(ptxas, job), new.values())
                 self._answers.update(zip(new, answers, strict=True))
-        return [self._answers[key] for key in keys]
+        found = [self._answers[key] for key in keys]
+        for key, answer in zip(keys, found, strict=True):
+            # A crash or a hang may not come again: a rerun of the test deserves a new try.
+            if isinstance(answer, ToolchainError) and answer.reason is not Reason.UNFIT:
+                self._answers.pop(key, None)
+        return found
 
     def _run(self, ptxas: Ptxas, job: Job) -> Assembled | CiqError:
         try:

@@ -25,12 +25,14 @@ class Cubin:
     """The facts of one cubin.
 
     ``text`` maps the name of each code section (``.text.<function>``) to the SHA-256 of its
-    bytes, ``code_bytes`` the same names to sizes in bytes. ``command_line`` is None when the
+    bytes, ``code_bytes`` the same names to sizes in bytes, ``constants`` the sections of constant
+    memory (parameters included) to theirs. ``command_line`` is None when the
     cubin holds no tool note (stripped, or made by a tool that writes none).
     """
 
     text: Mapping[str, str]
     code_bytes: Mapping[str, int]
+    constants: Mapping[str, int]
     tool: str | None
     tool_version: str | None
     command_line: str | None
@@ -50,6 +52,14 @@ class Cubin:
         if entry is not None and f".text.{entry}" in self.code_bytes:
             return self.code_bytes[f".text.{entry}"]
         return sum(self.code_bytes.values())
+
+    def constant_size(self, entry: str | None = None) -> int:
+        """Bytes of constant memory that ``entry`` sees: its own banks and the module's."""
+        return sum(
+            size
+            for name, size in self.constants.items()
+            if entry is None or name.count(".") == 2 or name.endswith(f".{entry}")
+        )
 
     def controls(self) -> list[str] | None:
         """The paths given to ``--apply-controls``, in order; None without a tool note."""
@@ -92,6 +102,7 @@ def read(data: bytes) -> Cubin:
     return Cubin(
         text={name: hashlib.sha256(body).hexdigest() for name, body in code.items()},
         code_bytes={name: len(body) for name, body in code.items()},
+        constants={n: len(body) for n, body in sections.items() if n.startswith(".nv.constant")},
         tool=tool,
         tool_version=version,
         command_line=command_line,

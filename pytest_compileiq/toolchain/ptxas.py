@@ -71,7 +71,6 @@ class Assembled:
 
     cubin: bytes
     log: str
-    command: tuple[str, ...]
 
     @property
     def resources(self) -> dict[str, Resources]:
@@ -233,7 +232,7 @@ def assemble(
         except OSError as error:
             raise ToolchainError(f"{ptxas.path} cannot be started ({error.strerror})") from error
         if finished.returncode == 0 and cubin.exists():
-            return Assembled(cubin.read_bytes(), finished.output, finished.argv)
+            return Assembled(cubin.read_bytes(), finished.output)
         raise _failure(ptxas, finished, arch=arch, acf=acf, timeout=timeout)
     finally:
         if keep is None:

@@ -42,9 +42,11 @@ def test_canary(
     sgemm: pytest.Pytester, run_json: RunJson, mark: str, reason: str | None, message: str
 ) -> None:
     check(sgemm, mark)
-    _, records = run_json()
+    result, records = run_json()
     record = one(records, "canary")
     assert record["reason"] == reason
+    assert record["status"] == ("pass" if reason is None else "fail")
+    result.assert_outcomes(**({"passed": 1} if reason is None else {"failed": 1}))
     assert message in record["message"]
     if reason is None:
         assert record["numbers"]["refused"].startswith(("damaged-", "nonsense"))
@@ -99,9 +101,11 @@ def test_resources(
     sgemm: pytest.Pytester, run_json: RunJson, limits: str, excess: str | None
 ) -> None:
     check(sgemm, f"ciq_resources({limits})", "ciq_beats_baseline")
-    _, records = run_json()
+    result, records = run_json()
     record = one(records, "resources")
     assert record["reason"] == (None if excess is None else "slower")
+    assert record["status"] == ("pass" if excess is None else "fail")
+    result.assert_outcomes(**({"passed": 1} if excess is None else {"failed": 1}))
     assert excess is None or excess in record["message"]
     assert record["numbers"]["registers"] == 80
 
@@ -250,3 +254,62 @@ def test_text_instead_of_a_file(sgemm: pytest.Pytester, run_json: RunJson) -> No
     assert [r["reason"] for r in records] == [None, "unfit", "unfit"]
     assert "cannot be read" in records[1]["message"]
     assert "has no entry function dgemm; it has sgemm" in records[2]["message"]
+
+
+def test_resources_of_an_acf_that_cannot_be_shown_to_arrive(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """A build that ignores the ACF and gives no cubin must not pass for one that is no worse."""
+    sgemm.makepyfile(
+        HEAD + "LOG = (\"ptxas info : Compiling entry function 'k' for 'sm_90'\\n\"\n"
+        "    '0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\\n'\n"
+        "    'ptxas info : Used 8 registers')\n"
+        "@pytest.mark.ciq_resources(no_worse=True, acf='best.acf')\n"
+        "def test(ciq): ciq.check(Kernel(lambda acf: Build(ptxas_log=LOG)))"
+    )
+    result, records = run_json()
+    result.assert_outcomes(failed=1)
+    assert one(records, "resources")["reason"] == "unfit"
+    assert "not known whether best.acf arrived" in one(records, "resources")["message"]
+
+
+def test_constant_memory_is_read_from_the_cubin(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    """ptxas 13.3 prints none; a table of 4096 bytes has to count all the same."""
+    table = ".const .align 4 .b8 table[4096];\n.visible .entry tiny"
+    use = "ld.const.f32 %f, [table];\n    st.global"
+    text = TINY.replace(".visible .entry tiny", table).replace("st.global", use)
+    (sgemm.path / "table.ptx").write_text(text)
+    check(sgemm, "ciq_resources(max_constant_bytes=4095)", kernel="table.ptx")
+    result, records = run_json()
+    result.assert_outcomes(failed=1)
+    assert one(records, "resources")["numbers"]["constant_bytes"] >= 4096
+    (sgemm.path / "table.ptx").write_text(TINY)
+    run_json()[0].assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ciq.assert_resources(K, acf='best.acf', max_registers=80)",
+        "ciq.assert_beats_baseline(K)",
+        "ciq.assert_beats_baseline(lambda c: 1 if c else 2)",
+    ],
+)
+def test_every_check_compares_the_sidecar(
+    sgemm: pytest.Pytester, run_json: RunJson, call: str
+) -> None:
+    shutil.copy(sgemm.path / "worst.acf", sgemm.path / "best.acf")
+    sgemm.makepyfile(HEAD + f"K = PtxKernel('sgemm.ptx', arch='sm_90')\ndef test(ciq): {call}")
+    result, (record,) = run_json()
+    result.assert_outcomes(failed=1)
+    assert record["reason"] == "rejected"
+    assert "nobody has accepted it" in record["message"]
+
+
+def test_another_architecture_is_named(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    sgemm.makepyfile(
+        HEAD + "def test(ciq): ciq.assert_beats_baseline(PtxKernel('sgemm.ptx', arch='sm_90a'))"
+    )
+    _, (record,) = run_json()
+    assert record["reason"] == "kernel-changed"
+    assert "was made for sm_90, and this kernel is built for sm_90a" in record["message"]

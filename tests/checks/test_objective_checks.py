@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -92,6 +93,9 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (CANARY, {"worst": "104"}, "no-effect", "makes no score worse by 1.05x"),
         (CANARY, {"worst": "105"}, None, ""),
         (CANARY, {"damaged": "100"}, "not-applied", "the score 100"),
+        (CANARY, {"damaged": "None"}, "bad-shape", "returned None"),
+        (CANARY, {"damaged": "__import__('os')._exit(3)"}, "crashed", "exit status 3"),
+        (CANARY, {"damaged": "1 / 0"}, None, "damage refused"),
         (CANARY, {"worst": "'*'"}, "invalid-score", "worst.acf"),
         (("ciq_canary(o0='worst.acf', o3='best.acf')",), {"best": "105"}, None, ""),
         (("ciq_canary(o0='worst.acf', o3='best.acf')",), {"best": "106"}, "slower", "1.06x"),
@@ -107,9 +111,16 @@ def test_answers(
     message: str,
 ) -> None:
     write(pytester, *marks, **answers)
-    _, records = run_json()
+    result, records = run_json()
     assert records[0]["reason"] == reason
     assert message in records[0]["message"]
+    undecided = reason == "undecided"
+    assert records[0]["status"] == (
+        "pass" if reason is None else "undecided" if undecided else "fail"
+    )
+    if len(records) == 1:
+        outcome = "passed" if reason is None else "skipped" if undecided else "failed"
+        result.assert_outcomes(**{outcome: 1})
 
 
 def test_undecided_skips_and_strict_fails(pytester: pytest.Pytester, run_json: RunJson) -> None:
@@ -137,3 +148,21 @@ def test_recorded_asks_for_half_of_the_win(pytester: pytest.Pytester, run_json: 
         _, records = run_json()
         assert records[0]["reason"] == reason
         assert abs(records[0]["numbers"]["min_speedup"] - 1.1) < 1e-9
+
+
+@pytest.mark.parametrize("spoil", ["altered", "other ptxas"])
+def test_the_sidecar_tells_why_an_objective_refused(
+    pytester: pytest.Pytester, run_json: RunJson, spoil: str
+) -> None:
+    """The objective says "*", and the cause is the file or the toolkit, not its own score."""
+    write(pytester, *WIN, best="'*'")
+    sidecar = json.loads((EXAMPLE / "best.acf.json").read_text())
+    if spoil == "altered":
+        sidecar["sha256"] = "0" * 64
+    else:
+        sidecar["ptxas"] = "13.1.80"
+    (pytester.path / "best.acf.json").write_text(json.dumps(sidecar))
+    _, records = run_json()
+    assert records[0]["reason"] == "rejected"
+    said = "SHA-256 begins" if spoil == "altered" else "was made for ptxas 13.1, and ptxas 13.3"
+    assert said in records[0]["message"]

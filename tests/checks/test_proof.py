@@ -84,8 +84,17 @@ CASES = {
     ),
     "acf arm does not build": (
         "if acf: raise OSError('disk full')\n    return assemble(acf)",
-        "rejected",
+        "crashed",
         "the baseline builds, but this arm does not: OSError: disk full",
+    ),
+    "one output path for all arms": (
+        "assemble(acf); return Build(cubin=pathlib.Path('k.cubin'))",
+        *PASS,
+    ),
+    "returns no build": (
+        "return 'k.cubin'",
+        "crashed",
+        "build() returned str, not a Build",
     ),
     "not a cubin": (
         "return Build(cubin=b'hello')",

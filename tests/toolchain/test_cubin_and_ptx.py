@@ -59,7 +59,7 @@ def test_code_of_one_entry_function(assembler: Assembler) -> None:
     ],
 )
 def test_paths_of_apply_controls(line: str | None, paths: list[str] | None) -> None:
-    assert _cubin.Cubin({}, {}, None, None, line).controls() == paths
+    assert _cubin.Cubin({}, {}, {}, None, None, line).controls() == paths
 
 
 @given(st.binary(max_size=300))

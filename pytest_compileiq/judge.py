@@ -1,0 +1,217 @@
+"""Which check answers which mark for which subject, on the benches of one test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_compileiq import marks as _marks
+from pytest_compileiq.checks import canary, contract, proof, resources, stability, win
+from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
+from pytest_compileiq.marks import Params
+from pytest_compileiq.settings import Settings
+from pytest_compileiq.subjects.kernel import Kernel, Workbench
+from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
+from pytest_compileiq.toolchain import acf as _acf
+from pytest_compileiq.toolchain import sidecar as _sidecar
+from pytest_compileiq.toolchain.acf import Acf
+from pytest_compileiq.toolchain.assembler import Assembler
+from pytest_compileiq.toolchain.sidecar import Committed
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A sidecar to be written when the test has passed, and the verdict that it rests on."""
+
+    sidecar: _sidecar.Sidecar
+    check: Check
+    kernel: str
+
+
+class Judge:
+    """Answers marks for the subjects of one test; each subject has one bench."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        marks: dict[str, Params],
+        settings: Settings,
+        assembler: Assembler,
+    ) -> None:
+        self.folder = folder
+        self.settings = settings
+        self._marks = marks
+        self._assembler = assembler
+        #: What --ciq-accept writes when the whole test has passed, by the ACF's path.
+        self.offers: dict[Path, Offer] = {}
+        self._benches: dict[int, tuple[object, Workbench | ObjectiveBench]] = {}
+
+    def answer(
+        self,
+        check: Check,
+        bench: Workbench | ObjectiveBench,
+        params: Params,
+        asked: dict[str, Params],
+    ) -> Verdict:
+        """One check's verdict; an error on the way is a failing verdict with its reason."""
+        try:
+            if self.settings.disable:
+                return self._run_once(check, bench)
+            if isinstance(bench, Workbench):
+                return self._answer_for_kernel(bench, params, asked)
+            return self._answer_for_objective(bench, params, asked)
+        except CiqError as error:
+            return Verdict(
+                check=check,
+                kernel=name_of(bench),
+                status=Status.FAIL,
+                reason=error.reason,
+                message=error.what,
+                remedy=error.remedy,
+                numbers={**error.numbers, "looked_at": list(error.looked_at)},
+            )
+
+    def _answer_for_kernel(
+        self, bench: Workbench, params: Params, asked: dict[str, Params]
+    ) -> Verdict:
+        match params:
+            case _marks.ObjectiveParams():
+                raise SettingsError(
+                    f"ciq_objective judges a function, and {name_of(bench)} is a kernel",
+                    remedy="hand over the function that is given to compileiq.Search",
+                )
+            case _marks.CanaryParams():
+                known = self._known(params, asked)
+                accept = self.settings.accept
+                verdict = canary.judge_kernel(bench, known, params, accept=accept)
+                if self.settings.debug_pack is None:  # NVIDIA's files are not the user's
+                    for committed in (known.o0, known.o3):
+                        self._offer(committed, verdict, arch=bench.kernel.arch())
+                return verdict
+            case _marks.ResourcesParams():
+                committed = self._named(params.acf, asked)
+                return resources.judge_kernel(bench, committed, params, accept=self.settings.accept)
+            case _marks.StabilityParams():
+                return stability.not_timed(name_of(bench), params)
+            case _marks.WinParams():
+                committed = self.committed(params.acf)
+                accept = self.settings.accept
+                verdict = win.judge_kernel(bench, committed, params, accept=accept)
+                self._offer(committed, verdict, arch=bench.kernel.arch())
+                return verdict
+
+    def _answer_for_objective(
+        self, bench: ObjectiveBench, params: Params, asked: dict[str, Params]
+    ) -> Verdict:
+        match params:
+            case _marks.ObjectiveParams():
+                committed = self._named(params.acf, asked)
+                return contract.judge_objective(bench, committed)
+            case _marks.CanaryParams():
+                return canary.judge_objective(bench, self._known(params, asked), params)
+            case _marks.ResourcesParams():
+                raise SettingsError(
+                    f"ciq_resources reads ptxas' report, and {name_of(bench)} is an objective",
+                    remedy="hand over the kernel: PtxKernel(...) or Kernel(build)",
+                )
+            case _marks.StabilityParams():
+                return stability.not_timed(name_of(bench), params)
+            case _marks.WinParams():
+                committed = self.committed(params.acf)
+                accept = self.settings.accept
+                verdict = win.judge_objective(bench, committed, params, accept=accept)
+                self._offer(committed, verdict, arch=None)
+                return verdict
+
+    def bench(self, subject: Any, params: Params | None = None) -> Workbench | ObjectiveBench:
+        """The bench of a subject, the same one for all verbs of one test."""
+        objectives = params.objectives if isinstance(params, _marks.ObjectiveParams) else None
+        known = self._benches.get(id(subject))
+        if known is not None and objectives in (None, getattr(known[1], "objectives", None)):
+            return known[1]
+        bench: Workbench | ObjectiveBench
+        if isinstance(subject, Kernel):
+            bench = Workbench(subject, self._assembler, self.folder)
+        elif isinstance(subject, Objective) or callable(subject):
+            objective = subject if isinstance(subject, Objective) else Objective(subject)
+            marked = self._marks.get("ciq_objective")
+            if objectives is None and isinstance(marked, _marks.ObjectiveParams):
+                objectives = marked.objectives
+            bench = ObjectiveBench(
+                objective,
+                objectives=objectives or objective.objectives,
+                timeout=self.settings.timeout,
+                ptxas=self._ptxas_version(),
+            )
+        else:
+            raise SettingsError(
+                f"ciq cannot test {subject!r} ({type(subject).__name__})",
+                remedy="hand over a PtxKernel(...), a Kernel(build), or the objective function",
+            )
+        # The subject is kept with its bench: an id is unique only while its object lives.
+        self._benches[id(subject)] = (subject, bench)
+        return bench
+
+    def _ptxas_version(self) -> str | None:
+        """The session's ptxas; an objective may bring its own, and then need none here."""
+        try:
+            return str(self._assembler.ptxas())
+        except ToolchainError:
+            return None
+
+    def committed(self, path: str | Path) -> Committed:
+        return _sidecar.load(self.folder / path)
+
+    def _named(self, path: str | Path | None, asked: dict[str, Params]) -> Committed | None:
+        """The ACF that a mark names itself, else that of ciq_beats_baseline, else none."""
+        beats = asked.get("ciq_beats_baseline") or self._marks.get("ciq_beats_baseline")
+        if path is None and isinstance(beats, _marks.WinParams):
+            path = beats.acf
+        return None if path is None else self.committed(path)
+
+    def _known(self, params: _marks.CanaryParams, asked: dict[str, Params]) -> canary.KnownAcfs:
+        """The debug pack's ACFs, else those that the mark names; and one to damage."""
+        o0 = self.committed(params.o0) if params.o0 else None
+        o3 = self.committed(params.o3) if params.o3 else None
+        if self.settings.debug_pack is not None:
+            pack = _acf.open_debug_pack(self.settings.debug_pack)
+            o0 = Committed(pack.o0, None) if pack.o0 else o0
+            o3 = Committed(pack.o3, None) if pack.o3 else o3
+        sample: Acf | None = None
+        if o0 is None and (named := self._named(None, asked)):
+            sample = named.acf
+        return canary.KnownAcfs(o0, o3, sample)
+
+    def _offer(self, committed: Committed | None, verdict: Verdict, *, arch: str | None) -> None:
+        """What --ciq-accept writes, should the whole test pass."""
+        if not self.settings.accept or verdict.status is not Status.PASS:
+            return
+        if committed is None:
+            return
+        source = committed.acf.source
+        new = _sidecar.describe(committed.acf, arch=arch, numbers=verdict.numbers)
+        known = self.offers.get(source)
+        old = known.sidecar if known else committed.sidecar
+        merged = _sidecar.refreshed(old, new)
+        self.offers[source] = Offer(merged, verdict.check, verdict.kernel)
+
+    def _run_once(self, check: Check, bench: Workbench | ObjectiveBench) -> Verdict:
+        """--ciq-disable: the subject has to run, and what it answers is not judged."""
+        if isinstance(bench, Workbench):
+            proof.baseline_build(bench)
+        else:
+            fault = bench.evaluate(None, "the baseline").fault
+            if fault and fault.reason in (Reason.CRASHED, Reason.HUNG):
+                raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason)
+        return not_judged(check, bench, "--ciq-disable")
+
+
+def name_of(bench: Workbench | ObjectiveBench) -> str:
+    return bench.kernel.name if isinstance(bench, Workbench) else bench.objective.name
+
+
+def not_judged(check: Check, bench: Workbench | ObjectiveBench, why: str) -> Verdict:
+    return Verdict(check=check, kernel=name_of(bench), status=Status.NOT_JUDGED, message=why)
