@@ -6,12 +6,35 @@ import os
 import tempfile
 from pathlib import Path
 
+#: No ACF, sidecar or PTX comes near it; what is larger was named by mistake.
+LARGEST = 64 * 2**20
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of a regular file. Raises OSError for a pipe, a device or a huge file.
+
+    A pipe would block for ever and a device never end, so the kind is looked at first.
+    """
+    stat = path.stat()
+    if os.path.isdir(path):
+        raise IsADirectoryError(21, "it is a folder")
+    if not os.path.isfile(path):
+        raise OSError(22, "it is not a regular file")
+    if stat.st_size > LARGEST:
+        raise OSError(27, f"it has {stat.st_size} bytes, more than any ACF or PTX")
+    return path.read_bytes()
+
 
 def write_whole(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``; on any failure the old file stays as it was.
 
+    A link is followed, and a device or pipe (``/dev/null``) is written to, not replaced.
     Raises OSError when the folder cannot be written.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_text(text, encoding="utf-8")
+        return
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,18 @@ class Judge:
                 message=error.what,
                 remedy=error.remedy,
                 numbers={**error.numbers, "looked_at": list(error.looked_at)},
+            )
+        except Exception as error:
+            # What nobody foresaw still has to leave a record, and never a pass.
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            return Verdict(
+                check=check,
+                kernel=name_of(bench),
+                status=Status.FAIL,
+                reason=Reason.CRASHED,
+                message=f"{type(error).__name__} in {Path(where.filename).name}:{where.lineno}: "
+                f"{str(error)[:300]}",
+                remedy="if the cause is not in your test, report it with this line",
             )
 
     def _answer_for_kernel(

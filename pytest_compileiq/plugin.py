@@ -6,8 +6,8 @@ A run without ciq tests must cost nothing, so this module imports pytest and set
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -128,37 +128,69 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    yield
-    if MARKS in item.stash:
-        _answered_or_fail(item)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # Only the report knows whether a unittest test passed: its failures are never raised.
+    if call.when == "call" and report.passed:
+        complaint = _complaint(item)
+        if complaint is not None:
+            report.outcome = "failed"
+            report.longrepr = complaint
+    # Rebuilt at each report: subtests report the call several times, and a fixture that fails
+    # in setup may have had its verdicts already.
+    item.user_properties[:] = [e for e in item.user_properties if e[0] not in (PROPERTY, KEPT)]
+    for verdict in item.stash.get(VERDICTS, ()):
+        item.user_properties.append((PROPERTY, json.dumps(verdict.to_record(item.nodeid))))
+    assembler = item.config.stash.get(ASSEMBLER, None)
+    if assembler is not None and assembler.kept is not None:
+        item.user_properties.append((KEPT, str(assembler.kept)))
+    report.user_properties = list(item.user_properties)
+    return report
+
+
+def _complaint(item: pytest.Item) -> str | None:
+    """Why a test that passed must not: a mark that nothing answered, a sidecar not written."""
     helper = item.stash.get(HELPER, None)
+    if asked := item.stash.get(MARKS, None):
+        from pytest_compileiq import marks
+
+        answered = set() if helper is None else helper.answered
+        missing = [name for name in asked if name not in answered]
+        if missing:
+            message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
+            remedy = "call ciq.check(kernel_or_objective); a verb counts with the mark's own limits"
+            checks = [marks.MARKS[name][0] for name in missing]
+            return _unfit(item, checks, item.name, message, remedy)
     if helper is not None and helper.offers:
-        _write_sidecars(item, helper)
+        return _write_sidecars(item, helper)
+    return None
 
 
-def _answered_or_fail(item: pytest.Item) -> None:
-    """A mark that nothing was checked for must not look like a pass."""
-    from pytest_compileiq import marks
+def _write_sidecars(item: pytest.Item, helper: CIQ) -> str | None:
+    from pytest_compileiq.toolchain import sidecar
 
-    helper = item.stash.get(HELPER, None)
-    answered = set() if helper is None else helper.answered
-    missing = [name for name in item.stash[MARKS] if name not in answered]
-    if missing:
-        message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
-        remedy = "call ciq.check(kernel_or_objective); a verb counts with the mark's own limits"
-        _fail(item, [marks.MARKS[name][0] for name in missing], item.name, message, remedy)
+    for acf, offer in helper.offers.items():
+        try:
+            sidecar.write(acf, offer.sidecar)
+        except OSError as error:
+            message = (
+                f"--ciq-accept: the sidecar {sidecar.path_of(acf)} cannot be written "
+                f"({error.strerror}); the checks passed, and the file is as it was"
+            )
+            remedy = "make the folder writable and run again, or run without --ciq-accept"
+            return _unfit(item, [offer.check], offer.kernel, message, remedy)
+    return None
 
 
-def _fail(
-    item: pytest.Item, checks: list[Check], kernel: str, message: str, remedy: str
-) -> NoReturn:
-    """Fail a test for a reason that no check found, with a record for each check concerned."""
+def _unfit(item: pytest.Item, checks: list[Check], kernel: str, message: str, remedy: str) -> str:
+    """Record a failure that no check found, in place of these checks' own verdicts."""
     from pytest_compileiq.verdict import Reason, Status, Verdict
 
-    replaced = [v for v in item.stash[VERDICTS] if (v.check, v.kernel) == (checks[0], kernel)]
-    item.stash[VERDICTS][:] = [v for v in item.stash[VERDICTS] if v not in replaced]
-    item.stash[VERDICTS] += [
+    verdicts = item.stash[VERDICTS]
+    verdicts[:] = [v for v in verdicts if v.kernel != kernel or v.check not in checks]
+    verdicts += [
         Verdict(
             check=check,
             kernel=kernel,
@@ -169,38 +201,7 @@ def _fail(
         )
         for check in checks
     ]
-    pytest.fail(f"{message}\n  to do: {remedy}", pytrace=False)
-
-
-def _write_sidecars(item: pytest.Item, helper: CIQ) -> None:
-    from pytest_compileiq.toolchain import sidecar
-
-    for acf, offer in helper.offers.items():
-        try:
-            sidecar.write(acf, offer.sidecar)
-            continue
-        except OSError as error:
-            why = error.strerror
-        message = (
-            f"--ciq-accept: the sidecar {sidecar.path_of(acf)} cannot be written ({why}); "
-            "the checks passed, and the file is as it was"
-        )
-        remedy = "make the folder writable and run again, or run without --ciq-accept"
-        _fail(item, [offer.check], offer.kernel, message, remedy)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
-    # Rebuilt at each report: subtests report the call several times, and a fixture that fails
-    # in setup may have had its verdicts already.
-    item.user_properties[:] = [e for e in item.user_properties if e[0] not in (PROPERTY, KEPT)]
-    for verdict in item.stash.get(VERDICTS, ()):
-        record = verdict.to_record(item.nodeid)
-        item.user_properties.append((PROPERTY, json.dumps(record)))
-    assembler = item.config.stash.get(ASSEMBLER, None)
-    if assembler is not None and assembler.kept is not None:
-        item.user_properties.append((KEPT, str(assembler.kept)))
-    return (yield)
+    return f"{message}\n  to do: {remedy}"
 
 
 class Reporter:
@@ -235,9 +236,9 @@ class Reporter:
 
         try:
             _json.write(path, self._records())
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._complaints.append(
-                f"--ciq-json: {path} cannot be written ({error.strerror}); no verdict is changed"
+                f"--ciq-json: {path} cannot be written ({error}); no verdict is changed"
             )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -58,13 +58,16 @@ def _seconds(text: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise ValueError("give a number of seconds above 0")
-    return value
+    return min(value, 1e6)  # eleven days: the system's timers take no more
 
 
 def _path(text: str) -> Path:
     if not text.strip():
         raise ValueError("give a path")
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~ of nobody
+        raise ValueError(str(error)) from None
 
 
 OPTIONS = (

@@ -6,6 +6,7 @@ negative, carried on the test report by ``plugin.py`` and printed by ``report/``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -84,6 +85,15 @@ class Verdict:
             "reason": None if self.reason is None else self.reason.value,
             "message": self.message,
             "remedy": self.remedy,
-            "numbers": dict(self.numbers),
-            "samples": list(self.samples),
+            "numbers": _plain(dict(self.numbers)),
+            "samples": _plain(list(self.samples)),
         }
+
+
+def _plain(value: object) -> object:
+    """``value`` with infinity and NaN, which JSON does not have, as None."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -277,3 +277,54 @@ def test_markers_are_listed_with_their_signatures(pytester: pytest.Pytester) -> 
             "@pytest.mark.ciq_beats_baseline(acf='best.acf', min_speedup=1.0): *",
         ]
     )
+
+
+def test_unittest_failures_and_skips_are_not_unanswered_marks(
+    pytester: pytest.Pytester, run_json: RunJson
+) -> None:
+    """unittest never raises a failure through the call hook, so only the report tells."""
+    pytester.makepyfile(
+        GOOD
+        + """
+import unittest, pytest
+
+class TestIt(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def bring(self, ciq):
+        self.ciq = ciq
+
+    @pytest.mark.ciq_objective
+    def test_good(self):
+        self.ciq.check(good)
+
+    @pytest.mark.ciq_objective
+    def test_skipped(self):
+        self.skipTest("no")
+
+    @pytest.mark.ciq_objective
+    def test_failed(self):
+        self.fail("wrong")
+
+    @pytest.mark.ciq_objective
+    def test_unanswered(self):
+        pass
+"""
+    )
+    result, records = run_json()
+    result.assert_outcomes(passed=1, skipped=1, failed=2)
+    assert [(r["nodeid"].split("::")[-1], r["status"]) for r in records] == [
+        ("test_good", "pass"),
+        ("test_unanswered", "fail"),
+    ]
+
+
+def test_a_check_in_a_fixture_leaves_its_record(
+    pytester: pytest.Pytester, run_json: RunJson
+) -> None:
+    pytester.makepyfile(
+        "import pytest\n@pytest.fixture\ndef bad(ciq): ciq.assert_objective(lambda c: None)\n"
+        "def test(bad): pass"
+    )
+    result, records = run_json()
+    result.assert_outcomes(errors=1)
+    assert [(r["check"], r["reason"]) for r in records] == [("objective", "bad-shape")]

@@ -195,3 +195,13 @@ def test_kept_files_are_named(pytester: pytest.Pytester) -> None:
     folder = Path(line.rpartition(" ")[2])
     assert list(folder.rglob("*.cubin"))
     assert list(folder.rglob("*.acf"))
+
+
+def test_devices_are_written_and_links_followed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(MARKED)
+    (pytester.path / "link.json").symlink_to(pytester.path / "target.json")
+    pytester.runpytest_subprocess("--ciq-json=link.json").assert_outcomes(passed=1)
+    assert (pytester.path / "link.json").is_symlink()
+    assert json.loads((pytester.path / "target.json").read_text())["records"]
+    pytester.runpytest_subprocess("--ciq-json=/dev/null").assert_outcomes(passed=1)
+    assert Path("/dev/null").is_char_device()

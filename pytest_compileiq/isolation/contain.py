@@ -7,6 +7,7 @@ A process forked from a warm one costs milliseconds where a new interpreter cost
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import select
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +45,19 @@ def call(function: Callable[[], Any], *, timeout: float) -> Outcome:
     a hang nor a grandchild outlives the call.
     """
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(Exception):
+            stream.flush()
     started = time.monotonic()
     reader, writer = os.pipe()
-    pid = os.fork()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # Python 3.12 and newer warn of threads. A lock that one of them held can hang the
+        # child, which its time limit ends.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _child(function, writer)
+        _child(function, writer, parent)
     os.close(writer)
     with contextlib.suppress(OSError):  # the child does the same: whoever is first wins
         os.setpgid(pid, pid)
@@ -60,6 +68,8 @@ def call(function: Callable[[], Any], *, timeout: float) -> Outcome:
         # Even after an answer: what the function left running must not disturb later tests.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # it may have left its group
         _, status = os.waitpid(pid, 0)
     seconds = time.monotonic() - started
     if hung:
@@ -79,19 +89,21 @@ def call_here(function: Callable[[], Any]) -> Outcome:
     try:
         value = function()
     except Exception as error:
-        line = traceback.format_exception_only(error)[-1].strip()
-        return Outcome(error=line, trace=traceback.format_exc(), seconds=time.monotonic() - started)
+        return Outcome(
+            error=_one_line(error), trace=traceback.format_exc(), seconds=time.monotonic() - started
+        )
     return Outcome(value=value, seconds=time.monotonic() - started)
 
 
-def _child(function: Callable[[], Any], writer: int) -> None:
+def _child(function: Callable[[], Any], writer: int, parent: int) -> None:
     status = 70
     try:
         os.setpgid(0, 0)
+        _die_with(parent)
         try:
             answer = pickle.dumps(("value", function()))
         except BaseException as error:  # SystemExit too: a search must not end by it
-            line = traceback.format_exception_only(error)[-1].strip()
+            line = _one_line(error)
             answer = pickle.dumps(("error", line, traceback.format_exc()))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -104,6 +116,24 @@ def _child(function: Callable[[], Any], writer: int) -> None:
         status = 0
     finally:
         os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when pytest dies, by whatever signal."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died before the call
+        os._exit(70)
+
+
+def _one_line(error: BaseException) -> str:
+    """Type and text of an exception, without its notes, in at most 400 characters."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception as broken:
+        text = f"<str raised {type(broken).__name__}>"
+    line = f"{type(error).__name__}: {text}"
+    return line if len(line) <= 400 else f"{line[:399]}…"
 
 
 def _read(reader: int, pid: int, *, deadline: float) -> tuple[bytes, bool]:

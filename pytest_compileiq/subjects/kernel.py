@@ -77,7 +77,7 @@ class Kernel:
         entry: str | None = None,
     ) -> None:
         self._build = build
-        self.name = name or str(getattr(build, "__name__", type(build).__name__))
+        self.name = str(name or getattr(build, "__name__", type(build).__name__))
         self.entry = entry
 
     def build(self, acf: Path | None) -> Build:

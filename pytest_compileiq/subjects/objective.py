@@ -40,7 +40,7 @@ class Objective:
         if problem_type not in ("min", "max"):
             raise ValueError(f'problem_type is "min" or "max", not {problem_type!r}')
         self.function = function
-        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.name = str(name or getattr(function, "__name__", type(function).__name__))
         self.problem_type = problem_type
         self.objectives = objectives
         self.mix = mix

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pytest_compileiq.errors import CiqError
+from pytest_compileiq.files import read_plain
 from pytest_compileiq.subjects.kernel import Arm, Build, Kernel
 from pytest_compileiq.toolchain import ptx as _ptx
 from pytest_compileiq.toolchain.assembler import Assembler, Job
@@ -45,7 +46,7 @@ class PtxKernel(Kernel):
             assert self._path is not None
             path = folder / self._path
             try:
-                text = path.read_text(encoding="utf-8")
+                text = read_plain(path).decode()
             except (OSError, UnicodeDecodeError) as error:
                 raise CiqError(
                     f"the PTX file {path} cannot be read ({error})",

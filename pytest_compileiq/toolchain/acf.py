@@ -7,10 +7,12 @@ import io
 import shutil
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from pytest_compileiq.errors import AcfError, CiqError
+from pytest_compileiq.files import read_plain
 
 _LFS = b"version https://git-lfs.github.com/spec"
 _RETUNE = "restore the file from version control, or search for a new one and commit it"
@@ -51,7 +53,7 @@ class Acf:
 def load(path: Path) -> Acf:
     """Read an ACF. Raises AcfError when it cannot be one: missing, empty, a git-lfs pointer."""
     try:
-        content = path.read_bytes()
+        content = read_plain(path)
     except FileNotFoundError:
         beside = sorted(entry.name for entry in path.parent.glob("*.acf"))
         raise AcfError(
@@ -92,7 +94,9 @@ class Staging:
         """Where a copy of ``acf`` lies; written at the first call."""
         path = self.folder / f"{acf.sha256}.acf"
         if not path.exists():
-            path.write_bytes(acf.content)
+            partial = path.with_suffix(".partial")  # a full disk must not leave half an ACF
+            partial.write_bytes(acf.content)
+            partial.replace(path)
         return path
 
     def remove(self) -> None:
@@ -160,19 +164,19 @@ def open_debug_pack(source: Path) -> DebugPack:
 
 def _read_pack(source: Path) -> dict[str, bytes]:
     def relevant(name: str) -> bool:
-        lowered = PurePosixPath(name).name.lower()
+        lowered = "" if name.endswith("/") else PurePosixPath(name).name.lower()
         return lowered in ("o0.acf", "o3.acf") or _is_checksum_file(lowered)
 
     if source.is_dir():
         return {
-            path.relative_to(source).as_posix(): path.read_bytes()
+            path.relative_to(source).as_posix(): read_plain(path)
             for path in sorted(source.rglob("*"))
             if path.is_file() and relevant(path.name)
         }
     try:
-        with zipfile.ZipFile(io.BytesIO(source.read_bytes())) as archive:
+        with zipfile.ZipFile(io.BytesIO(read_plain(source))) as archive:
             return {name: archive.read(name) for name in archive.namelist() if relevant(name)}
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise AcfError(
             f"the debug pack {source} is neither a folder nor a zip file ({error})",
             remedy="give --ciq-debug-pack the folder or the zip of the release asset",

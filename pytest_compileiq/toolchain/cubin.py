@@ -86,7 +86,7 @@ def read(data: bytes) -> Cubin:
     try:
         elf = ELFFile(io.BytesIO(data))
         sections = {section.name: section.data() for section in elf.iter_sections()}
-    except (ELFError, ValueError, struct.error) as error:
+    except (ELFError, ValueError, OverflowError, MemoryError, struct.error) as error:
         raise CiqError(
             f"the build's cubin is not an ELF file ({error}; {len(data)} bytes, "
             f"first bytes {data[:8]!r})",

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pytest_compileiq.errors import AcfError, AssemblyError, CiqError, ToolchainError
@@ -21,7 +21,8 @@ _INSTALL = f"install one, `pip install '{WHEEL}==13.3.*'`, or name it with --ciq
 _VERSION_TIMEOUT = 20.0
 
 _RELEASE = re.compile(r"release (\d+)\.(\d+), V(\d+)\.(\d+)\.(\d+)")
-_ENTRY = re.compile(r"(?:Compiling entry function|Function properties for) '?([\w$]+)'?")
+_ENTRY = re.compile(r"Compiling entry function '([\w$]+)'")
+_FUNCTION = re.compile(r"Function properties for '?([\w$]+)'?")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _BARRIERS = re.compile(r"used (\d+) barriers")
@@ -177,16 +178,23 @@ def parse_resources(log: str) -> dict[str, Resources]:
     """Read ``ptxas -v`` output: one Resources for each entry function named in it.
 
     An empty answer means that the tool reported nothing (a cache answered, or ``-v`` was not
-    given), never "no spills".
+    given), never "no spills". The report does not say which entry calls a device function that
+    was not inlined, so the spills of such functions count for every entry.
     """
     found: dict[str, Resources] = {}
-    name = ""
+    called = (0, 0)
+    name = function = ""
     spills = (0, 0, 0)
     for line in log.splitlines():
         if match := _ENTRY.search(line):
             name = match.group(1)
+        elif match := _FUNCTION.search(line):
+            function = match.group(1)
         elif match := _SPILLS.search(line):
-            spills = (int(match[1]), int(match[2]), int(match[3]))
+            if function and function != name:
+                called = (called[0] + int(match[2]), called[1] + int(match[3]))
+            else:
+                spills = (int(match[1]), int(match[2]), int(match[3]))
         elif name and (match := _USED.search(line)):
             barriers = _BARRIERS.search(line)
             shared = _SHARED.search(line)
@@ -200,7 +208,14 @@ def parse_resources(log: str) -> dict[str, Resources]:
                 constant_bytes=sum(int(size) for size in _CONSTANT.findall(line)),
             )
             name, spills = "", (0, 0, 0)
-    return found
+    return {
+        entry: replace(
+            used,
+            spill_store_bytes=used.spill_store_bytes + called[0],
+            spill_load_bytes=used.spill_load_bytes + called[1],
+        )
+        for entry, used in found.items()
+    }
 
 
 def assemble(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_compileiq.errors import AcfError
-from pytest_compileiq.files import write_whole
+from pytest_compileiq.files import read_plain, write_whole
 from pytest_compileiq.toolchain import acf as _acf
 from pytest_compileiq.toolchain.acf import Acf
 
@@ -75,7 +76,7 @@ def read(acf: Path) -> Sidecar | None:
     """The sidecar of the ACF at ``acf``, or None. Raises AcfError when it is unreadable."""
     path = path_of(acf)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -87,11 +88,26 @@ def read(acf: Path) -> Sidecar | None:
             low, high = known["speedup_interval"]
             known["speedup_interval"] = (float(low), float(high))
         found = Sidecar(**known)
-    except (ValueError, TypeError) as error:
+        _check_types(found)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
     if found.schema != SCHEMA:
         raise _unreadable(path, f"its schema is {found.schema}, this version reads {SCHEMA}")
     return found
+
+
+def _check_types(found: Sidecar) -> None:
+    """Raises TypeError or ValueError for a field that no version of this plugin wrote."""
+    texts = ("ptxas", "arch", "ptx_sha256", "compileiq", "gpu", "driver", "date")
+    if not isinstance(found.sha256, str) or not isinstance(found.size_bytes, int):
+        raise TypeError("sha256 is a string and size_bytes a whole number")
+    for name in texts:
+        if not isinstance(getattr(found, name), str | None):
+            raise TypeError(f"{name} is a string or null, not {getattr(found, name)!r}")
+    for name in ("speedup", "score_ratio"):
+        value = getattr(found, name)
+        if value is not None and not 0 < float(value) < math.inf:
+            raise ValueError(f"{name} is a ratio above 0, not {value!r}")
 
 
 def _unreadable(path: Path, why: str) -> AcfError:

@@ -176,3 +176,24 @@ def test_a_failed_write_leaves_the_old_sidecar_whole(
         _sidecar.write(acf.source, replace(sidecar, gpu="other"))
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_pipe_or_a_device_is_refused_and_never_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.acf")
+    (tmp_path / "device.acf").symlink_to("/dev/zero")
+    (tmp_path / "folder.acf").mkdir()
+    for name in ("pipe", "device", "folder"):
+        with pytest.raises(AcfError, match="cannot be read"):
+            _acf.load(tmp_path / f"{name}.acf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sha256": 5}, {"ptxas": 13.3}, {"score_ratio": -1}, {"score_ratio": "x"}, {"speedup": [1]}],
+)
+def test_a_sidecar_with_a_field_of_another_kind(tmp_path: Path, change: dict[str, object]) -> None:
+    acf, sidecar = described(tmp_path)
+    path = _sidecar.write(acf.source, sidecar)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(AcfError, match=r"sidecar .*cannot be read"):
+        _sidecar.read(acf.source)

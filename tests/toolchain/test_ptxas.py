@@ -211,3 +211,16 @@ def test_close_removes_and_keep_keeps(ptxas: Ptxas) -> None:
     assert sorted(path.suffix for path in where.rglob("*.*") if path.is_file()) == [
         ".acf", ".cubin", ".ptx",
     ]  # fmt: skip
+
+
+def test_spills_of_called_functions_count_for_their_entry() -> None:
+    """ptxas reports a device function that was not inlined after the entry, without `Used`."""
+    log = """
+ptxas info    : Compiling entry function 'k' for 'sm_90'
+ptxas info    : Function properties for k
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers
+ptxas info    : Function properties for _Z5sgemmPf
+    1488 bytes stack frame, 1488 bytes spill stores, 1476 bytes spill loads
+"""
+    assert _ptxas.parse_resources(log)["k"].spill_bytes == 2964
