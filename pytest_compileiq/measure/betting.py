@@ -149,6 +149,11 @@ class BettingTest:
         return e_value(self.log_below)
 
     @property
+    def mean(self) -> float:
+        """Mean of this session's log-ratios, for comparison; NaN before the first."""
+        return math.fsum(self._d) / len(self._d) if self._d else math.nan
+
+    @property
     def estimate(self) -> float:
         """Huber's location of this session's log-ratios; NaN before the first."""
         if not self._d:

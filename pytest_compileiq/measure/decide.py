@@ -119,8 +119,9 @@ class Outcome:
 
     ``log_above`` and ``log_below`` are the logarithms of the e-values, earlier sessions
     included; ``speedup`` is Huber's location of t_base / t_candidate and ``interval`` its
-    time-uniform interval of coverage ``1 - 2 * interval_alpha``, in ratios. ``more_units``
-    projects what an undecided test still needs, None if that cannot be told.
+    time-uniform interval of coverage ``1 - 2 * interval_alpha``, in ratios. ``mean_speedup`` is
+    the geometric mean, which rare slow launches do move: a candidate that adds some shows here.
+    ``more_units`` projects what an undecided test still needs, None if that cannot be told.
     """
 
     status: Status
@@ -130,6 +131,7 @@ class Outcome:
     log_above: float
     log_below: float
     speedup: float | None
+    mean_speedup: float | None
     interval: tuple[float | None, float | None]
     interval_alpha: float
     more_units: int | None
@@ -146,6 +148,7 @@ class Outcome:
             "e_above": e_value(self.log_above),
             "e_below": e_value(self.log_below),
             "speedup": self.speedup,
+            "mean_speedup": self.mean_speedup,
             "speedup_interval": list(self.interval),
             "interval_alpha": self.interval_alpha,
             "more_units": self.more_units,
@@ -250,6 +253,7 @@ class Judge:
             log_above=self.test.log_above,
             log_below=self.test.log_below,
             speedup=_ratio(self.test.estimate),
+            mean_speedup=_ratio(self.test.mean),
             interval=(_ratio(low), _ratio(high)),
             interval_alpha=alpha,
             more_units=None if status is not Status.UNDECIDED else self.more_units,

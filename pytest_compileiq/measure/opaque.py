@@ -9,7 +9,7 @@ An :class:`OpaqueTest` says which configuration to score next and is told the sc
 
 Stages 2 and 3 are joined by multiplying e-values. Stage 2's is ``weight * 70 + 1 - weight`` on
 complete separation and ``1 - weight`` otherwise, whose mean is 1 when the sides are equal. The
-weight is such that separation decides at once where alpha allows it (alpha >= 1/70), and the
+weight is such that separation decides at once where alpha allows it (alpha > 1/70), and the
 rest of alpha, 0.036 of 0.05, is what stage 3 needs.
 """
 
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from pytest_compileiq.measure.decide import End, Judge, Outcome, Rule, exact
@@ -43,7 +43,8 @@ class OpaqueOutcome:
     """The answer for an objective with one or more scores.
 
     ``outcomes`` has one entry a score, None where the test ended before it was judged, and
-    intervals from the pairs of stage 3 alone; ``speedups`` are ratios of the sides' medians;
+    intervals from the pairs of stage 3 alone; ``speedups`` are ratios of the sides' medians,
+    ``mean_speedups`` of their geometric means, throw-away calls left out;
     ``blame`` is the side whose configuration was invalid, if one was; ``calls`` counts all
     calls, throw-away and invalid ones included. ``exact`` says that the scores did not vary
     and were compared as they are; ``same_score`` that both sides' first scores were equal bit
@@ -55,6 +56,7 @@ class OpaqueOutcome:
     calls: int
     outcomes: tuple[Outcome | None, ...] = ()
     speedups: tuple[float | None, ...] = ()
+    mean_speedups: tuple[float | None, ...] = ()
     exact: bool = False
     same_score: bool = False
     blame: Side | None = None
@@ -68,6 +70,7 @@ class OpaqueOutcome:
             "same_score": self.same_score,
             "blame": None if self.blame is None else self.blame.value,
             "speedups": list(self.speedups),
+            "mean_speedups": list(self.mean_speedups),
             "objectives": [None if one is None else one.numbers() for one in self.outcomes],
         }
 
@@ -212,11 +215,11 @@ class OpaqueTest:
                 judge.feed(base - candidate)
         self._settle()
 
-    def _median_speedups(self) -> tuple[float | None, ...]:
+    def _speedups(self, center: Callable[[list[float]], float]) -> tuple[float | None, ...]:
         speedups: list[float | None] = []
         for index in range(len(self.rules)):
             columns = [self._column(index, side, skip=2) for side in Side]
-            ratio = self._speedup(*map(median, columns)) if all(columns) else math.inf
+            ratio = self._speedup(*map(center, columns)) if all(columns) else math.inf
             speedups.append(ratio if math.isfinite(ratio) else None)
         return tuple(speedups)
 
@@ -280,7 +283,8 @@ class OpaqueTest:
             reason=reason,
             calls=len(self.calls),
             outcomes=outcomes,
-            speedups=speedups or self._median_speedups(),
+            speedups=speedups or self._speedups(median),
+            mean_speedups=self._speedups(_geometric_mean),
             exact=exact,
             same_score=len(first) == 2 and first[0] == first[1],
             blame=blame,
@@ -288,10 +292,16 @@ class OpaqueTest:
         return self.outcome
 
 
+def _geometric_mean(scores: list[float]) -> float:
+    if min(scores) <= 0:
+        return fmean(scores)
+    return math.exp(fmean(map(math.log, scores)))
+
+
 def _stage_2(separated: bool, alpha: float) -> float:
     """Logarithm of stage 2's e-value for one direction."""
     weight = (1 / alpha - 1) / (ORDERS - 1)
-    if weight > 1:
+    if weight >= 1:
         weight = _SHARED_WEIGHT
     elif separated:
         return math.log(1 / alpha)
