@@ -13,7 +13,6 @@ from pytest_compileiq.measure.units import (
     Comparison,
     Plan,
     Reject,
-    Side,
     Timed,
     reject,
     run,
@@ -62,8 +61,4 @@ def _no_pause(_: float) -> None:
 
 def jitter(rng: np.random.Generator, _: Plan) -> list[float]:
     """Launches that differ by 1 % and nothing else."""
-    return (0.01 * rng.standard_normal(4)).tolist()
-
-
-def shift(plan: Plan, side: Side, by: float) -> list[float]:
-    return [by if one is side else 0.0 for one in plan.order]
+    return [0.01 * float(one) for one in rng.standard_normal(4)]

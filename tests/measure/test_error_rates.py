@@ -19,7 +19,8 @@ SCENES = ["iid", "quiet", "ci", "noisy", "stress", "placed"]
 @pytest.fixture
 def errors(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return pytest.importorskip("errors", reason="a source distribution has no benchmarks")
+    module: ModuleType = pytest.importorskip("errors", reason="no benchmarks beside these tests")
+    return module
 
 
 @pytest.mark.parametrize("scene", SCENES)
