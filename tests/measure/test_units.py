@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pytest_compileiq.measure.decide import End, not_slower, win
+from pytest_compileiq.measure.units import (
+    FIRST_ROUND,
+    Budget,
+    Coins,
+    Comparison,
+    Health,
+    Plan,
+    Side,
+    Timed,
+    TimeUnit,
+    Unit,
+    by_blocks,
+    log_ratio,
+    run,
+)
+from pytest_compileiq.verdict import Reason, Status
+
+A, B = Side
+ABBA = (A, B, B, A)
+PILOT = np.exp(0.01 * np.random.default_rng(9).standard_normal(16) - 9).tolist()
+
+
+def comparison(name: str = "k", seed: int = 1, **more: object) -> Comparison:
+    return Comparison(name, more.pop("rule", win()), PILOT, seed, **more)  # type: ignore[arg-type]
+
+
+def timer(speedups: dict[str, float], noise: float = 0.01) -> TimeUnit:
+    rng = np.random.default_rng(4)
+
+    def block(name: str, side: Side) -> float:
+        speedup = speedups[name] if side is B else 1.0
+        return 1e-4 * math.exp(noise * rng.standard_normal()) / speedup
+
+    return by_blocks(block)
+
+
+def test_log_ratio_is_the_speedup_and_drift_cancels() -> None:
+    drift = [math.exp(0.05 * slot) for slot in range(4)]
+    for order in (ABBA, (B, A, A, B)):
+        seconds = [
+            (2.0 if side is A else 1.0) * slow for side, slow in zip(order, drift, strict=True)
+        ]
+        assert log_ratio(order, seconds) == pytest.approx(math.log(2), rel=1e-12)
+    assert log_ratio((A, B, A, B), drift) == pytest.approx(-0.05)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_unit_without_a_time_says_nothing(bad: float) -> None:
+    assert math.isnan(log_ratio(ABBA, [1.0, 1.0, bad, 1.0]))
+    with pytest.raises(ValueError, match="4 blocks were asked for and 3 timed"):
+        log_ratio(ABBA, [1.0] * 3)
+
+
+def test_coins_are_fair_independent_and_replayable() -> None:
+    plans = [Coins(7, "k").plan() for _ in range(2)]
+    assert plans[0] == plans[1]
+    coins = Coins(7, "k")
+    drawn = [coins.plan() for _ in range(4000)]
+    counts = Counter((plan.load[0], plan.capture[0], plan.order[0]) for plan in drawn)
+    assert len(counts) == 8
+    assert all(abs(count - 500) < 100 for count in counts.values())
+    assert {plan.order for plan in drawn} == {ABBA, (B, A, A, B)}
+    other = Coins(7, "other")
+    assert [other.plan() for _ in range(20)] != drawn[:20]
+
+
+def test_first_round_then_turns_for_the_undecided() -> None:
+    asked: list[str] = []
+    time_unit = timer({"fast": 1.5, "same": 1.0, "slow": 0.7})
+
+    def logged(name: str, plan: Plan) -> Timed:
+        asked.append(name)
+        return time_unit(name, plan)
+
+    ones = [comparison(name) for name in ("fast", "same", "slow")]
+    run(ones, logged, budget=Budget(blocks=16 + 4 * 30))
+    assert [one.outcome and one.outcome.status for one in ones] == [
+        Status.PASS,
+        Status.UNDECIDED,
+        Status.FAIL,
+    ]
+    runs = [(name, len(list(group))) for name, group in itertools.groupby(asked)]
+    assert runs[:3] == [("fast", 6), ("same", FIRST_ROUND), ("slow", FIRST_ROUND)]
+    assert runs[3:] == [("same", 30 - FIRST_ROUND)]
+
+
+def test_turns_are_spread_over_time() -> None:
+    asked: list[str] = []
+    time_unit = timer({"a": 1.0, "b": 1.0})
+
+    def logged(name: str, plan: Plan) -> Timed:
+        asked.append(name)
+        return time_unit(name, plan)
+
+    run([comparison("a"), comparison("b")], logged, budget=Budget(blocks=16 + 4 * 20))
+    assert "".join(asked) == "a" * 8 + "b" * 8 + "ab" * 12
+
+
+def test_a_decided_comparison_costs_nothing() -> None:
+    one = comparison(prior=(math.log(20), -1.0))
+    run([one], lambda name, plan: pytest.fail("timed without need"))
+    assert one.units == []
+
+
+def test_budget_counts_blocks_and_the_pilot() -> None:
+    one = comparison()
+    run([one], timer({"k": 1.0}, noise=0.1), budget=Budget(blocks=200))
+    assert one.outcome
+    assert (one.outcome.end, one.outcome.units) == (End.BUDGET, (200 - 16) // 4)
+
+
+@pytest.mark.parametrize(("seconds", "units"), [(0.01, 6), (2.0, 20)])
+def test_gpu_seconds_end_it_but_not_before_a_verdict_was_possible(
+    seconds: float, units: int
+) -> None:
+    one = comparison()
+
+    def slow_kernel(_: str, plan: Plan) -> Timed:
+        sign = 1 if len(one.units) % 2 else -1
+        return Timed(tuple(0.1 + 0.001 * sign * (s is A) for s in plan.order), gpu_seconds=0.1)
+
+    run([one], slow_kernel, budget=Budget(gpu_seconds=seconds))
+    assert one.outcome
+    assert one.outcome.end is End.BUDGET
+    assert one.outcome.units == units
+
+
+def test_disturbed_units_are_kept_out_whole() -> None:
+    time_unit = timer({"k": 1.05})
+    reasons = itertools.cycle([0x4, 0x40, 0x4, 0x4, 0x4, 0x4])
+
+    def disturbed(name: str, plan: Plan) -> Timed:
+        timed = time_unit(name, plan)
+        reason = next(reasons)
+        seconds = tuple(one * 9 for one in timed.seconds) if reason == 0x40 else timed.seconds
+        return Timed(seconds, health=Health(reasons=reason))
+
+    one = comparison()
+    run([one], disturbed)
+    assert one.outcome
+    assert one.outcome.status is Status.PASS
+    assert one.outcome.units == one.kept == len(one.units) - 1
+    assert [unit.rejected for unit in one.units if unit.rejected] == ["hardware thermal slowdown"]
+
+
+def test_throttling_pauses_and_then_is_unfit() -> None:
+    pauses: list[float] = []
+    one = comparison()
+    hot = Health(reasons=0x20)
+    run([one], lambda *_: Timed((1e-4,) * 4, health=hot), pause=pauses.append)
+    assert one.outcome
+    assert (one.outcome.status, one.outcome.reason) == (Status.UNDECIDED, Reason.UNFIT)
+    assert (one.outcome.end, one.outcome.units) == (End.THROTTLED, 0)
+    assert pauses == [0.5, 1.0, 2.0]
+    assert len(one.units) == 13
+
+
+def test_a_pause_that_helps_ends_in_an_answer() -> None:
+    time_unit = timer({"k": 1.3})
+    cold = False
+
+    def cool(_: float) -> None:
+        nonlocal cold
+        cold = True
+
+    def hot_at_first(name: str, plan: Plan) -> Timed:
+        timed = time_unit(name, plan)
+        return Timed(timed.seconds, health=Health(reasons=0 if cold else 0x8))
+
+    one = comparison()
+    run([one], hot_at_first, pause=cool)
+    assert one.outcome
+    assert one.outcome.status is Status.PASS
+
+
+def test_times_that_are_none_end_it() -> None:
+    one = comparison()
+    run([one], lambda *_: Timed((0.0,) * 4))
+    assert one.outcome
+    assert (one.outcome.reason, one.outcome.end) == (Reason.UNFIT, End.BROKEN)
+    assert len(one.units) == FIRST_ROUND
+
+
+def test_power_coupling_is_told_from_chance() -> None:
+    def rejected(lows: list[Side]) -> Comparison:
+        one = comparison()
+        for low in lows:
+            clocks = [1980.0, 1980.0, 1980.0, 1980.0]
+            clocks[ABBA.index(low)] = 1800.0
+            timed = Timed((1e-4,) * 4, health=Health(mhz=tuple(clocks)))
+            one.add(Unit(Plan((A, B), (A, B), ABBA), timed, "clock change"))
+        return one
+
+    even = rejected([A, B] * 10)
+    assert even.rejections == {A: 10, B: 10}
+    assert not even.power_coupled
+    assert not rejected([B] * 7).power_coupled  # 2 * 2^-7 is above 1 %
+    assert rejected([B] * 8).power_coupled
+    assert not comparison().power_coupled
+
+
+def test_what_the_timer_raises_goes_through() -> None:
+    def crash(name: str, plan: Plan) -> Timed:
+        raise RuntimeError("illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        run([comparison()], crash)
+
+
+def test_scale_floor_follows_the_length_of_a_block() -> None:
+    fast = Comparison("k", not_slower(), [5e-6] * 16, 1)
+    assert fast.judge.test.scale.current == pytest.approx(0.0032)
+    graph = Comparison("k", not_slower(), [5e-6] * 16, 1, block_seconds=2e-4)
+    assert graph.judge.test.scale.current == 5e-4
