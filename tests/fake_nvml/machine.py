@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import re
 import shutil
 import subprocess
@@ -78,7 +77,7 @@ def build(folder: Path, *, hide: Sequence[str] = ()) -> Path:
         command += [f"-Wl,-soname,{name}", "-o", str(folder / name), str(HERE / source)]
         if hide and source == "fake_nvml.c":
             script = folder / "hidden.map"
-            script.write_text("{ local: %s };\n" % "".join(f"{symbol}; " for symbol in hide))
+            script.write_text(f"{{ local: {'; '.join(hide)}; }};\n")
             command.append(f"-Wl,--version-script={script}")
         subprocess.run(command, check=True)
     size = ctypes.CDLL(str(folder / "libnvidia-ml.so.1")).fake_sizeof_state
