@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_compileiq.errors import GpuError
+from pytest_compileiq.gpu.identity import resolve, survey
 from pytest_compileiq.gpu.lease import Folder, Lease
 from pytest_compileiq.gpu.link import Link
 
@@ -63,3 +65,36 @@ def _told(done: bool, codes: dict[str, int]) -> str:
     if done:
         return f"reset: {', '.join(codes) or 'nothing was locked'}"
     return f"not reset: NVML answered {codes}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m pytest_compileiq reset-clocks``: exit status 0 only if all is as it should be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_compileiq reset-clocks",
+        description="Reset the clocks of GPUs on which a killed test run may have left them locked. "
+        "A GPU that a test holds is not touched.",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="also GPUs of which no run left a journal"
+    )
+    parser.add_argument("--ciq-gpu", metavar="SPEC", help="just these GPUs (as for pytest)")
+    parser.add_argument("--ciq-lease-dir", metavar="DIR", type=Path, help="(as for pytest)")
+    options = parser.parse_args(arguments)
+    folder = options.ciq_lease_dir or os.environ.get("PYTEST_CIQ_LEASE_DIR")
+    folder = Path(folder) if folder else None
+    try:
+        uuids = left_behind(folder)
+        if options.ciq_gpu:
+            named = [gpu.parent_uuid or gpu.uuid for gpu in resolve(options.ciq_gpu)]
+            uuids = [uuid for uuid in named if options.all or uuid in uuids]
+        elif options.all:
+            uuids = [row["uuid"] for row in survey().rows if "fault" not in row]
+    except GpuError as error:
+        print(error)
+        return 1
+    outcomes = reset(uuids, folder, force=options.all)
+    for outcome in outcomes:
+        print(f"{'ok   ' if outcome.done else 'FAULT'}  {outcome.uuid}  {outcome.text}")
+    if not outcomes:
+        print("nothing to reset: no run has left clocks locked")
+    return 0 if all(outcome.done for outcome in outcomes) else 1
