@@ -7,6 +7,7 @@ number of faults. A missing GPU is a note, as the static tier needs none.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -22,7 +23,7 @@ from pytest_compileiq.errors import CiqError, GpuError
 from pytest_compileiq.gpu import identity
 from pytest_compileiq.gpu.clocks import missing_permission
 from pytest_compileiq.gpu.lease import Folder
-from pytest_compileiq.gpu.link import DriverError
+from pytest_compileiq.gpu.link import DriverError, find_pynvml
 from pytest_compileiq.gpu.recovery import left_behind
 from pytest_compileiq.toolchain import acf, ptxas
 
@@ -184,25 +185,22 @@ def _search_spaces(env: Mapping[str, str]) -> Line:
 def _binding() -> Line:
     """Three packages write the module ``pynvml``; only nvidia-ml-py has what is called here."""
     cure = "pip uninstall pynvml nvidia-ml-py3 nvidia-ml-py; pip install nvidia-ml-py"
-    spec = importlib.util.find_spec("pynvml")
-    if spec is None or spec.origin is None:
+    origin = find_pynvml()
+    if origin is None:
         return Line(FAULT, "pynvml", "the module is missing", cure)
-    try:
-        version = metadata.version("nvidia-ml-py")
-    except metadata.PackageNotFoundError:
-        return Line(FAULT, "pynvml", f"{spec.origin} is not nvidia-ml-py's", cure)
-    if Path(spec.origin).name == "__init__.py":
-        return Line(FAULT, "pynvml", f"{spec.origin} shadows nvidia-ml-py {version}", cure)
-    others = []
-    for name in ("pynvml", "nvidia-ml-py3"):
-        try:
-            others.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    if others:
-        text = f"nvidia-ml-py {version} beside {', '.join(others)}, which overwrites or shadows it"
-        return Line(FAULT, "pynvml", text, cure)
-    return Line(OK, "pynvml", f"nvidia-ml-py {version}")
+    versions = {}
+    for name in ("nvidia-ml-py", "nvidia-ml-py3", "pynvml"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    own = versions.pop("nvidia-ml-py", None)
+    if own is None or "nvidia-ml-py3" in versions or origin.name == "__init__.py":
+        others = ", ".join(f"{name} {version}" for name, version in versions.items())
+        beside = f" (installed: {others})" if others else ""
+        return Line(FAULT, "pynvml", f"{origin} is not nvidia-ml-py's{beside}", cure)
+    if versions:
+        text = f"nvidia-ml-py {own}, beside pynvml {versions['pynvml']}, which only warns"
+        return Line(NOTE, "pynvml", text, "pip uninstall pynvml")
+    return Line(OK, "pynvml", f"nvidia-ml-py {own}")
 
 
 def _gpus(deadline_s: float) -> Iterator[Line]:

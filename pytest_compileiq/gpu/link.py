@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.machinery
 import json
 import os
 import select
@@ -46,6 +46,16 @@ _CURES = {
     18: "the driver was upgraded under a running kernel module: reboot, or reload the module",
     999: "in a container this follows a daemon-reload that took the device away: restart it",
 }
+
+
+def find_pynvml() -> Path | None:
+    """The file that ``import pynvml`` would run, without importing it.
+
+    Only sys.path is searched: the finder that the old package pynvml 12 and 13 installs beside
+    nvidia-ml-py warns at each look-up, an error under ``-W error``.
+    """
+    spec = importlib.machinery.PathFinder.find_spec("pynvml")
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 class DriverError(GpuError):
@@ -122,13 +132,12 @@ class Link:
     def _start(
         self, config: dict[str, Any], fds: tuple[int, ...], env: Mapping[str, str] | None = None
     ) -> None:
-        spec = importlib.util.find_spec("pynvml")
-        if spec is None or spec.origin is None:
+        origin = find_pynvml()
+        if origin is None:
             raise GpuError(
                 "the module pynvml is not installed, so no GPU can be asked anything",
                 remedy="pip install nvidia-ml-py",
             )
-        origin = Path(spec.origin)
         folder = origin.parent.parent if origin.name == "__init__.py" else origin.parent
         boot = _BOOT.format(root=str(_ROOT), pynvml=str(folder))
         self._pid = os.getpid()
