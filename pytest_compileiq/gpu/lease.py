@@ -100,7 +100,7 @@ def _choose(path: Path | None) -> tuple[Path, bool]:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        if not path.is_dir():
+        if not os.path.isdir(path):  # Path.is_dir() raises where a parent may not be entered
             raise _bad(path, f"cannot be made ({error.strerror})") from None
     return path, shared
 

@@ -243,3 +243,8 @@ class Machine:
                     owner[call.gpu] = call.pid
                 elif call.fn == resetter:
                     owner.pop(call.gpu, None)
+
+    def start_new_log(self) -> None:
+        """Check the log so far, then begin an empty one: for tests of many rounds."""
+        self.verify()
+        Path(f"{self.path}.log").unlink()

@@ -221,7 +221,7 @@ def kill_at_random(
             session.kill()
         until(lambda: machine.free or journals(folder), "free, or a journal", 1.0)
         left["free" if machine.free else "journal"] += 1
-        (Path(f"{machine.path}.log")).unlink()
+        machine.start_new_log()
     return left
 
 
