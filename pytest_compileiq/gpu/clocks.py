@@ -210,8 +210,15 @@ def _give_back(gpu: Gpu, lease: Lease, link: Link, *, may_lock: bool) -> None:
 
 def _restore_anew(gpu: Gpu, lease: Lease) -> dict[str, Any]:
     """The guardian died before us: a new one resets what its journal names."""
-    with Link(gpu.uuid, lease=lease, may_lock=True) as link:
-        recovered = link.ready["recovered"]
+    try:
+        with Link(
+            gpu.uuid, lease=lease, may_lock=True, start_deadline_s=_link.CALL_DEADLINE_S
+        ) as link:
+            recovered = link.ready["recovered"]
+    except GpuError as error:
+        raise RestoreError(
+            f"{gpu}: the clocks may still be locked: {error.what}", remedy=f"later: {_RESET}"
+        ) from error
     if recovered is None:
         return {"restored": True, "codes": {}}
     return {"restored": recovered["ok"], "codes": recovered["codes"]}

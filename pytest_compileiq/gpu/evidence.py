@@ -212,7 +212,9 @@ def _settled(samples: Sequence[Sample], band: tuple[float, float] | None) -> lis
         if since is None:
             since, settled = sample.t, band is None
         inside = band is not None and band[0] <= sample.sm_mhz <= band[1]
-        settled = settled or inside or sample.t - since > _SETTLE_S
+        # A reason is no lag, unless it is the umbrella bit, which flashes at just this moment.
+        held_back = bool((sample.reasons or 0) & ~(_HARMLESS | _HW_SLOWDOWN))
+        settled = settled or inside or held_back or sample.t - since > _SETTLE_S
         if settled:
             kept.append(sample)
     return kept

@@ -137,7 +137,7 @@ class Guardian:
         if self._lock is None:
             raise RuntimeError("this guardian was started to observe")
         codes = self._lock.reset_all()
-        return {"restored": not self._lock.held, "codes": codes}
+        return {"restored": not any(codes.values()), "codes": codes}
 
     def _do_watch(self, interval_s: float) -> dict[str, Any]:
         self._interval_s = interval_s

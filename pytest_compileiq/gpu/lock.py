@@ -71,6 +71,9 @@ class Lock:
         self._owner = owner
         #: Domains that are, or may be, locked by us, with what was asked for in MHz.
         self.held: dict[str, list[int]] = {}
+        #: Those that a former guardian left and that could not be reset: they stay on record,
+        #: but are not for this run to answer for.
+        self._inherited: dict[str, list[int]] = {}
 
     def recover(self) -> dict[str, Any] | None:
         """Undo what a former guardian left: we hold the lease, so its writer is gone."""
@@ -83,16 +86,18 @@ class Lock:
             return {"state": state, "ok": True, "codes": {}}
         if state == journal.FOREIGN:
             return {"state": state, "ok": False, "codes": {}, **content}
+        codes = {}
         # An unreadable journal does not say which clocks were set: then both are reset.
         for domain in content.get("domains", (SM, MEMORY)):
             if domain in _RESET:
-                self.held[domain] = []
-        codes = self.undo(keep_journal=state == journal.CORRUPT)
-        if state == journal.CORRUPT and codes.get(SM) == 0:
-            # A card without memory lock answers NOT_SUPPORTED, and then none can be there.
-            self.held.clear()
+                codes[domain] = self._reset(domain)
+        failed = {domain: code for domain, code in codes.items() if code}
+        if state == journal.CORRUPT and codes[SM] == 0:
+            failed.pop(MEMORY, None)  # most likely a card without a memory lock
+        self._inherited = {domain: [] for domain in failed}
+        if not failed:
             journal.remove(self._folder, self._card.uuid)
-        return {"state": state, "ok": not self.held, "codes": codes, "by": content.get("owner")}
+        return {"state": state, "ok": not failed, "codes": codes}
 
     def take(self, want: str | int, memory: int | None) -> dict[str, Any]:
         """Lock the SM clock, and the memory clock if asked; answers what came of it.
@@ -120,22 +125,18 @@ class Lock:
         answer["locked"] = sorted(self.held)
         return answer
 
-    def undo(self, *, keep_journal: bool = False) -> dict[str, int]:
+    def undo(self) -> dict[str, int]:
         """Reset each held domain, whatever became of the others; codes by domain."""
         codes = {domain: self._reset(domain) for domain in list(self.held)}
-        if not keep_journal:
-            self._write()
+        self._write()
         return codes
 
     def reset_all(self) -> dict[str, int]:
         """Reset SM and memory clocks although nothing says that we set them."""
-        codes = {}
-        for domain in (SM, MEMORY):
-            self.held[domain] = []
-            codes[domain] = self._reset(domain)
-            if codes[domain] == nvml.NOT_SUPPORTED:
-                del self.held[domain]  # such a card has no such lock
-        if not self.held:
+        codes = {domain: self._reset(domain) for domain in (SM, MEMORY)}
+        if codes[MEMORY] == nvml.NOT_SUPPORTED:
+            codes[MEMORY] = 0  # such a card has no such lock
+        if not any(codes.values()):
             journal.remove(self._folder, self._card.uuid)
         return codes
 
@@ -172,7 +173,8 @@ class Lock:
             except Fault as fault:
                 code = fault.code
             else:
-                del self.held[domain]
+                self.held.pop(domain, None)
+                self._inherited.pop(domain, None)
                 return 0
             if code not in _PASSING:
                 break
@@ -180,8 +182,9 @@ class Lock:
         return code
 
     def _write(self) -> None:
-        if self.held:
-            content = {"domains": self.held, "owner": self._owner, "time": time.time()}
+        domains = {**self._inherited, **self.held}
+        if domains:
+            content = {"domains": domains, "owner": self._owner, "time": time.time()}
             journal.write(self._folder, self._card.uuid, content)
         else:
             journal.remove(self._folder, self._card.uuid)
