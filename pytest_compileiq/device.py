@@ -21,6 +21,7 @@ PROPERTY = "ciq-gpu"
 
 GPUS: pytest.StashKey[tuple[Gpu, ...]] = pytest.StashKey()
 _FORMER: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
+_CHOSEN = "PYTEST_CIQ_CHOSEN_GPU"
 
 
 def choose(config: pytest.Config, spec: str) -> None:
@@ -28,23 +29,30 @@ def choose(config: pytest.Config, spec: str) -> None:
 
     Raises GpuError, also when CUDA was started in this process on another GPU.
     """
-    gpus = tuple(identity.resolve(spec))
+    gpus = tuple(identity.resolve(_handed_on(spec)))
     if not identity.on_started_cuda(gpus):
         identity.check_cuda(gpus[0])
     config.stash[GPUS] = gpus
     uuids = ",".join(gpu.uuid for gpu in gpus)
     config.stash[_FORMER] = _set(
-        {**identity.cuda_environment(gpus[0]), "CUDA_VISIBLE_DEVICES": uuids}
+        {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": uuids,
+            _CHOSEN: json.dumps({"spec": spec, "uuids": uuids}),
+        }
     )
 
 
-def hand_on(config: pytest.Config) -> None:
-    """Let xdist's workers, which get this process's options, count nothing anew.
+def _handed_on(spec: str) -> str:
+    """The UUIDs that a parent process, such as xdist's controller, found for the same SPEC.
 
-    CUDA_VISIBLE_DEVICES, which a worker inherits, is ours by now: a bare number would count in it.
+    Its workers get the words of its command line and its environment; there a bare number would
+    count in the CUDA_VISIBLE_DEVICES that the controller has already narrowed.
     """
-    if GPUS in config.stash:
-        config.option.ciq_gpu = ",".join(gpu.uuid for gpu in config.stash[GPUS])
+    chosen = json.loads(os.environ.get(_CHOSEN, "{}"))
+    same = chosen.get("spec") == spec
+    narrowed = chosen.get("uuids") == os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(chosen["uuids"]) if same and narrowed else spec
 
 
 def restore(config: pytest.Config) -> None:

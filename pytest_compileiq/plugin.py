@@ -70,10 +70,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"pytest-compileiq: {error}") from None
     if NO_GPU in config.stash:
         raise pytest.UsageError(f"pytest-compileiq: {config.stash[NO_GPU]}")
-    if config.stash[SETTINGS].gpu is not None:
-        from pytest_compileiq import device
-
-        device.hand_on(config)
     for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ FOREVER = 2**40
 SET, RESET = "nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"
 SET_MEMORY, RESET_MEMORY = "nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"
 CLOCK_CALLS = (SET, RESET, SET_MEMORY, RESET_MEMORY)
+#: What ``verify`` has looked through in this process.
+AUDIT: Counter[str] = Counter()
 _MUTATING = re.compile(r"nvmlDevice(Set|Reset|Clear)")
 
 _HEADER = (HERE / "state.h").read_text()
@@ -227,7 +230,11 @@ class Machine:
         assert not strangers, f"a clock call for a GPU that was not asked for: {strangers}"
         others = [call for call in changes if call.fn not in CLOCK_CALLS]
         assert not others, f"a state other than a clock was changed: {others}"
+        observers = {call.pid for call in self.log("observer") if call.fn == "observer"}
+        tried = [call for call in changes if call.pid in observers]
+        assert not tried, f"a guardian that was started to observe changed something: {tried}"
         self._verify_resets(changes)
+        AUDIT.update(machines=1, calls=len(self.log()), changes=len(changes))
         return len(changes)
 
     def _verify_resets(self, changes: Sequence[Call]) -> None:

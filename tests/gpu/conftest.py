@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_compileiq.gpu.identity import Gpu
-from tests.fake_nvml.machine import Machine, build
+from tests.fake_nvml.machine import AUDIT, Machine, build
 
 NewMachine = Callable[..., Machine]
 
@@ -76,3 +76,9 @@ def gpu_of(machine: Machine, index: int = 0) -> Gpu:
     """The identity of a fake GPU, without asking NVML for it."""
     card = machine.gpus[index]
     return Gpu(machine.uuid(index), index, card.name.decode(), card.bus.decode())
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if AUDIT:
+        seen = ", ".join(f"{count} {name}" for name, count in AUDIT.items())
+        terminalreporter.write_line(f"logs of the fake NVML checked: {seen}")
