@@ -76,14 +76,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reporter(config), "compileiq-reporter")
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     chosen = config.stash[SETTINGS]
     set_by_user = [
         f"{name}={getattr(chosen, name)} (from {source})"
         for name, source in chosen.sources.items()
         if source != "default"
     ]
-    return f"compileiq: {', '.join(set_by_user)}" if set_by_user else None
+    lines = [f"compileiq: {', '.join(set_by_user)}"] if set_by_user else []
+    if chosen.gpu is not None:
+        from pytest_compileiq import device
+
+        lines += device.header(config, chosen)
+    return lines
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -94,14 +99,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pytest_compileiq import device
 
         device.restore(config)
-
-
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    if config.stash[SETTINGS].gpu is None:
-        return []
-    from pytest_compileiq import device
-
-    return device.header(config, config.stash[SETTINGS])
 
 
 # Fixtures

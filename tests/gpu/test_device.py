@@ -175,6 +175,34 @@ def pytest_ciq_lock_clocks(config, gpu, policy):
     assert not machine.changes()
 
 
+def test_a_process_of_its_own_uses_what_is_held_for_it(
+    machine: Machine, run: Run, pytester: pytest.Pytester
+) -> None:
+    """As isolation does it: the GPU is held outside, the test runs inside and takes no other."""
+    pytester.makeconftest(
+        """
+import os, subprocess, sys
+import pytest
+from pytest_compileiq import device
+from pytest_compileiq.plugin import SETTINGS
+
+@pytest.fixture
+def inner(request):
+    item, config = request.node, request.config
+    with device.environment_for(config, item, config.stash[SETTINGS]) as env:
+        command = [sys.executable, "-m", "pytest", *config.invocation_params.args, "-k", "inside"]
+        yield subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+"""
+    )
+    source = HOLD.replace("test_it", "test_inside") + (
+        "def test_outside(inner):\n    assert '1 passed' in inner.stdout, inner.stdout\n"
+    )
+    result = run(source, "--ciq-gpu=1", "--ciq-gpu-timeout=3", "-k", "outside")
+    machine.asked = {1}
+    result.assert_outcomes(passed=1, deselected=1)
+    assert len(machine.log(SET)) == 1
+
+
 def test_a_gpu_in_use_is_an_error_that_names_the_holder(
     machine: Machine, run: Run, folder: Path
 ) -> None:
