@@ -6,6 +6,7 @@ A run without ciq tests must cost nothing, so this module imports pytest and set
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,6 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     _settings.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    if _settings.isolation_is_asked(early_config):
+        # torch.cuda.is_available() at import would start CUDA, and so spoil every fork; with
+        # this variable it asks NVML.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[SETTINGS] = _settings.load(config)
@@ -47,6 +56,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporter(config), "compileiq-reporter")
+    chosen = config.stash[SETTINGS]
+    on_gpu = getattr(chosen, "gpu", None) is not None
+    if chosen.isolate == "require" or (chosen.isolate == "auto" and on_gpu):
+        from pytest_compileiq.isolation import wiring
+
+        # The staging folder is made by this process, so that no child's death leaves it behind.
+        wiring.install(config, chosen, before_fork=lambda: _assembler(config).staging)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -77,14 +93,24 @@ def ciq(request: pytest.FixtureRequest) -> CIQ:
     take the marks' keywords directly.
     """
     from pytest_compileiq.fixture import CIQ
+    from pytest_compileiq.isolation import child
 
+    if request.config.pluginmanager.hasplugin("compileiq-isolation"):
+        from pytest_compileiq.isolation import wiring
+
+        wiring.refuse_late_request(request.config)
     item = request.node
+
+    def record(verdict: Verdict) -> None:
+        item.stash[VERDICTS].append(verdict)
+        child.keep(PROPERTY, json.dumps(verdict.to_record(item.nodeid)))
+
     helper = CIQ(
         folder=request.path.parent,
         marks=item.stash.get(MARKS, {}),
         settings=request.config.stash[SETTINGS],
         assembler=_assembler(request.config),
-        record=item.stash.setdefault(VERDICTS, []).append,
+        record=record,
     )
     item.stash[HELPER] = helper
     return helper
@@ -216,6 +242,8 @@ class Reporter:
         self._kept: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup" and self._collector is not None:
+            self._collector.start(report.nodeid)
         names = {name for name, _ in report.user_properties}
         if KEPT in names:
             self._kept |= {str(value) for name, value in report.user_properties if name == KEPT}

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import pytest
@@ -61,6 +61,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _isolate(text: str) -> str:
+    if text not in ("auto", "require", "off"):
+        raise ValueError("give auto, require or off")
+    return text
+
+
 def _path(text: str) -> Path:
     if not text.strip():
         raise ValueError("give a path")
@@ -70,7 +76,20 @@ def _path(text: str) -> Path:
 OPTIONS = (
     Option("ptxas", _path, None, "Use this ptxas, 13.3 or newer, and no other", "PATH"),
     Option("ptxas_timeout", _seconds, 60.0, "Kill a run of ptxas after this time", "SECONDS"),
-    Option("timeout", _seconds, 600.0, "Kill an objective's call after this time", "SECONDS"),
+    Option(
+        "timeout",
+        _seconds,
+        600.0,
+        "Kill an isolated test, or an objective's call, after this time",
+        "SECONDS",
+    ),
+    Option(
+        "isolate",
+        _isolate,
+        "auto",
+        "Run each test in a process of its own: with a GPU, always (require), never (off)",
+        "auto|require|off",
+    ),
     Option("debug_pack", _path, None, "Take O0.acf and O3.acf from this folder or zip", "DIR|ZIP"),
     Option("json", _path, None, "Write every verdict with its numbers to this file", "PATH"),
     Option("strict", _switch, False, "Fail what would be skipped because it could not be decided"),
@@ -87,6 +106,7 @@ class Settings:
     ptxas: Path | None
     ptxas_timeout: float
     timeout: float
+    isolate: Literal["auto", "require", "off"]
     debug_pack: Path | None
     json: Path | None
     strict: bool
@@ -106,8 +126,31 @@ def add_options(parser: pytest.Parser) -> None:
             )
         else:
             group.addoption(option.flag, dest=dest, metavar=option.metavar, help=option.help)
-        default = "" if option.default in (None, False) else f" (default {option.default:g})"
+        default = "" if option.default in (None, False) else f" (default {option.default})"
         parser.addini(option.ini, f"{option.help}{default}")
+
+
+def isolation_is_asked(config: pytest.Config, env: Mapping[str, str] = os.environ) -> bool:
+    """May tests run in forks of this process? To be asked before conftests are imported."""
+    parsed = vars(config.known_args_namespace)
+    texts = {
+        option.name: _given(option, config, parsed, env)[0]
+        for option in OPTIONS
+        if option.name in ("isolate", "gpu")
+    }
+    wanted = texts.get("gpu") is not None or texts["isolate"] == "require"
+    return wanted and texts["isolate"] != "off"
+
+
+def _given(
+    option: Option, config: pytest.Config, parsed: Mapping[str, Any], env: Mapping[str, str]
+) -> tuple[str | None, str]:
+    """What the user wrote for an option, and where."""
+    if (text := parsed.get(f"ciq_{option.name}")) is not None:
+        return text, option.flag
+    if (text := env.get(option.variable)) is not None:
+        return text, option.variable
+    return config.getini(option.ini) or None, option.ini
 
 
 def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings:
@@ -119,11 +162,7 @@ def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for option in OPTIONS:
-        text, source, base = config.getoption(f"ciq_{option.name}"), option.flag, None
-        if text is None:
-            text, source = env.get(option.variable), option.variable
-        if text is None:
-            text, source, base = config.getini(option.ini) or None, option.ini, config.rootpath
+        text, source = _given(option, config, vars(config.option), env)
         if text is None:
             values[option.name], sources[option.name] = option.default, "default"
             continue
@@ -132,7 +171,8 @@ def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings
         except ValueError as error:
             raise ValueError(f"bad value {str(text)!r} from {source}: {error}") from None
         if isinstance(value, Path):
-            value = (base or config.invocation_params.dir) / value
+            base = config.rootpath if source == option.ini else config.invocation_params.dir
+            value = base / value
         values[option.name], sources[option.name] = value, source
     return Settings(**values, sources=sources)
 
