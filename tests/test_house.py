@@ -20,7 +20,6 @@ RANK = {
     "errors": 1,
     "files": 1,
     "settings": 2,
-    "hookspecs": 2,
     "marks": 2,
     "isolation": 3,
     "gpu": 4,
@@ -31,11 +30,8 @@ RANK = {
     "report": 9,
     "judge": 10,
     "fixture": 11,
-    "device": 11,
-    "doctor": 11,
     "plugin": 12,
     "__init__": 13,
-    "__main__": 13,
 }
 
 
