@@ -64,7 +64,7 @@ def one_check(repeats: int = 7) -> None:
             best, worst = sidecar.load(EXAMPLE / "best.acf"), sidecar.load(EXAMPLE / "worst.acf")
             known = canary.KnownAcfs(worst, best, None)
             canary.judge_kernel(bench, known, CanaryParams(), accept=False)
-            resources.judge_kernel(bench, best, ResourcesParams(no_worse=True))
+            resources.judge_kernel(bench, best, ResourcesParams(no_worse=True), accept=False)
             win.judge_kernel(bench, best, WinParams(), accept=False)
             total = time.perf_counter() - started
         assembler.close()
