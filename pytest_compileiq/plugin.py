@@ -6,7 +6,7 @@ A run without ciq tests must cost nothing, so this module imports pytest and set
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
