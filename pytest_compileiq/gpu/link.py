@@ -160,8 +160,10 @@ class Link:
     def _first(self, deadline_s: float) -> dict[str, Any]:
         try:
             message = self._receive(deadline_s)
+        except GpuError:
+            raise
         except BaseException:
-            self._end(0.0)
+            self._leave()
             raise
         if message.get("event") == "ready":
             return message
@@ -243,9 +245,29 @@ class Link:
         if os.getpid() != self._pid:
             return {"restored": True, "codes": {}}  # the child of a fork owns nothing here
         try:
-            return self.ask("quit", deadline_s=deadline_s)
-        finally:
+            answer = self.ask("quit", deadline_s=deadline_s)
+        except GpuError:
             self._end(1.0)
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        self._end(1.0)
+        return answer
+
+    def _leave(self) -> None:
+        """Go without waiting, on a second Ctrl-C: it restores the clocks at the end of the pipe."""
+        self._close()
+        _abandoned.append(self.process)
+
+    def _close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+        if not self._errors.closed:
+            self._errors.seek(0)
+            self._said = self._errors.read().decode(errors="replace").strip()[-400:]
+            self._errors.close()
 
     def _end(self, grace_s: float) -> None:
         """Wait for the process to end, then kill it; never wait for one stuck in the driver."""
@@ -260,10 +282,7 @@ class Link:
                 self.process.kill()
         else:
             _abandoned.append(self.process)
-        if not self._errors.closed:
-            self._errors.seek(0)
-            self._said = self._errors.read().decode(errors="replace").strip()[-400:]
-            self._errors.close()
+        self._close()
 
     def __enter__(self) -> Link:
         return self

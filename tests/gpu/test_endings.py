@@ -172,6 +172,25 @@ def test_ending(
     machine.verify()
 
 
+def test_second_ctrl_c_while_the_clocks_are_being_reset(
+    machine: Machine, folder: Path, start: Callable[..., Session]
+) -> None:
+    """The impatient user ends pytest at once; the guardian finishes its work all the same."""
+    machine.rule(RESET, delay_ms=1500, times=1)
+    session = start(machine, "test_wait")
+    session.pid_of("inside")
+    session.interrupt()
+    until(lambda: machine.log(RESET), "the reset is on its way")
+    session.interrupt()
+    asked = time.monotonic()
+    session.wait()
+    assert time.monotonic() - asked < 1.4
+    assert not machine.free
+    until(lambda: machine.free, "the clocks are reset", 5)
+    until(lambda: not journals(folder), "the journal is gone", 1)
+    assert [call.ret for call in machine.log(RESET)] == [-1, 0]
+
+
 def test_killed_holder_frees_its_gpu_within_a_second(
     machine: Machine, folder: Path, start: Callable[..., Session]
 ) -> None:
