@@ -66,6 +66,7 @@ class CIQ:
         self._judging = Judge(folder=folder, marks=marks, settings=settings, assembler=assembler)
         self._strict = settings.strict
         self._disabled = settings.disable
+        self._accept = settings.accept
         self._marks = marks
         self._record = record
         #: Marks of this test that were really judged.
@@ -166,13 +167,15 @@ class CIQ:
     def compare(self, kernel: Kernel, acf: str | Path = "best.acf") -> Comparison:
         """Build a kernel with and without an ACF, prove arrival, and judge nothing.
 
-        Raises CiqError when the ACF is refused or did not arrive.
+        Raises CiqError when the ACF is refused, did not arrive, or is not the one that its
+        sidecar describes.
         """
         bench = self._judging.bench(kernel)
         if not isinstance(bench, Workbench):
             raise SettingsError("ciq.compare takes a kernel, not an objective")
         committed = self._judging.committed(acf)
         shown = proof.proven(bench, Arm(committed.acf.name, committed.acf), committed.sidecar)
+        proof.check_sidecar(committed.acf, committed.sidecar, accept=self._accept)
         return Comparison(
             kernel=kernel.name,
             acf=committed.acf.name,

@@ -124,7 +124,9 @@ class Judge:
                 committed = self._named(params.acf, asked)
                 return contract.judge_objective(bench, committed)
             case _marks.CanaryParams():
-                return canary.judge_objective(bench, self._known(params, asked), params)
+                return canary.judge_objective(
+                    bench, self._known(params, asked), params, accept=self.settings.accept
+                )
             case _marks.ResourcesParams():
                 raise SettingsError(
                     f"ciq_resources reads ptxas' report, and {name_of(bench)} is an objective",

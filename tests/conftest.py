@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,11 @@ def other_ptxas() -> Callable[[str], Path]:
         return found
 
     return get
+
+
+def heed_ctrl_c() -> None:
+    """For ``preexec_fn``: a job started in the background, as CI may be, ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

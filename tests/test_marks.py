@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from pytest_compileiq import marks as _marks
 from pytest_compileiq import settings as _settings
+from pytest_compileiq.fixture import CIQ
 
 from .conftest import RunJson
 
@@ -266,6 +269,20 @@ def test_the_listed_signatures_are_the_real_ones() -> None:
     assert list(listed) == list(_marks.MARKS)
     for name, (_, kind) in _marks.MARKS.items():
         assert listed[name].startswith(f"{name}{_marks.signature(kind)}: ")
+
+
+def test_verbs_take_the_keywords_of_their_marks() -> None:
+    verbs = {
+        "ciq_objective": CIQ.assert_objective,
+        "ciq_canary": CIQ.assert_canary,
+        "ciq_resources": CIQ.assert_resources,
+        "ciq_max_cv": CIQ.assert_stable,
+        "ciq_beats_baseline": CIQ.assert_beats_baseline,
+    }
+    for name, (_, kind) in _marks.MARKS.items():
+        taken = list(inspect.signature(verbs[name]).parameters.values())[2:]  # self, subject
+        wanted = list(inspect.signature(kind).parameters.values())
+        assert [(p.name, p.default) for p in taken] == [(p.name, p.default) for p in wanted]
 
 
 def test_markers_are_listed_with_their_signatures(pytester: pytest.Pytester) -> None:

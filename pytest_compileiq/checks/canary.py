@@ -142,7 +142,9 @@ def _compared(before: dict[str, int], after: dict[str, int]) -> str:
     )
 
 
-def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: CanaryParams) -> Verdict:
+def judge_objective(
+    bench: ObjectiveBench, known: KnownAcfs, params: CanaryParams, *, accept: bool
+) -> Verdict:
     if known.o0 is None:
         raise ProofError(
             f"{bench.objective.name}: there is no O0 ACF to try the objective with",
@@ -163,6 +165,9 @@ def judge_objective(bench: ObjectiveBench, known: KnownAcfs, params: CanaryParam
         )
     baseline = readable(bench.evaluate(None, "the baseline"), bench, None)
     o0 = readable(bench.evaluate(o0_acf, o0_acf.name), bench, known.o0)
+    for committed in (known.o0, known.o3):
+        if committed is not None:
+            proof.check_sidecar(committed.acf, committed.sidecar, accept=accept)
     numbers: dict[str, object] = {
         "source": "acf",
         "refused": damaged.name,

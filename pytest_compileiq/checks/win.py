@@ -49,7 +49,12 @@ def judge_kernel(
         check=Check.WIN,
         kernel=bench.kernel.name,
         status=Status.PASS,
-        message=f"{acf.name} is taken, arrives and changes the code; speed not measured",
+        message=f"{acf.name} is taken, arrives and changes the code; "
+        + (
+            "speed not measured"
+            if params.min_speedup == 1
+            else f"min_speedup={params.min_speedup} was not measured"
+        ),
         numbers=numbers,
     )
 

@@ -27,7 +27,7 @@ class Outcome:
 
     ``value`` is what the function returned (it has to pickle), ``error`` the one-line form of
     the exception it raised with ``trace`` behind it, ``died`` why the process ended without
-    an answer ("SIGSEGV", "exit status 0"), ``hung`` that the time limit killed it.
+    an answer ("SIGSEGV", "exit status 0", "SystemExit: 1"), ``hung`` that the time limit killed it.
     """
 
     value: Any = None
@@ -78,6 +78,8 @@ def call(function: Callable[[], Any], *, timeout: float) -> Outcome:
         kind, *payload = pickle.loads(answer)
     except Exception:  # no answer, or a part of one: the child died
         return Outcome(died=_how_it_died(status), seconds=seconds)
+    if kind == "died":
+        return Outcome(died=payload[0], seconds=seconds)
     if kind == "error":
         return Outcome(error=payload[0], trace=payload[1], seconds=seconds)
     return Outcome(value=payload[0], seconds=seconds)
@@ -102,7 +104,9 @@ def _child(function: Callable[[], Any], writer: int, parent: int) -> None:
         _die_with(parent)
         try:
             answer = pickle.dumps(("value", function()))
-        except BaseException as error:  # SystemExit too: a search must not end by it
+        except (SystemExit, KeyboardInterrupt) as error:  # would end the process: a death
+            answer = pickle.dumps(("died", _one_line(error)))
+        except BaseException as error:
             line = _one_line(error)
             answer = pickle.dumps(("error", line, traceback.format_exc()))
         for stream in (sys.stdout, sys.stderr):

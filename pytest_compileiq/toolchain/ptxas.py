@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pytest_compileiq.errors import AcfError, AssemblyError, CiqError, ToolchainError
 from pytest_compileiq.toolchain import process
+from pytest_compileiq.toolchain import ptx as _ptx
 from pytest_compileiq.verdict import Reason
 
 MINIMUM = (13, 3)
@@ -248,14 +249,20 @@ def assemble(
             raise ToolchainError(f"{ptxas.path} cannot be started ({error.strerror})") from error
         if finished.returncode == 0 and cubin.exists():
             return Assembled(cubin.read_bytes(), finished.output)
-        raise _failure(ptxas, finished, arch=arch, acf=acf, timeout=timeout)
+        raise _failure(ptxas, finished, ptx, arch=arch, acf=acf, timeout=timeout)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _failure(
-    ptxas: Ptxas, finished: process.Finished, *, arch: str, acf: Path | None, timeout: float
+    ptxas: Ptxas,
+    finished: process.Finished,
+    ptx: str,
+    *,
+    arch: str,
+    acf: Path | None,
+    timeout: float,
 ) -> CiqError:
     looked_at = [" ".join(finished.argv)]
     arm = "with the ACF" if acf else "without an ACF"
@@ -280,7 +287,8 @@ def _failure(
         f"ptxas {ptxas} could not assemble the PTX for {arch} {arm} "
         f"(exit status {finished.returncode}): {said or 'it printed nothing'}",
         looked_at=looked_at,
-        remedy=f"check that the PTX was made for {arch} and that this ptxas knows its .version",
+        remedy=f"the PTX says .target {_ptx.target(ptx)}: check that it was made for {arch}, and "
+        "that this ptxas knows its .version",
     )
 
 

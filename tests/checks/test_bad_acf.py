@@ -178,6 +178,7 @@ def test_ptx_for_another_arch(sgemm: pytest.Pytester, run_json: RunJson) -> None
     result.assert_outcomes(failed=1)
     assert win(records)["reason"] == "unfit"
     assert "could not assemble the PTX for sm_80" in win(records)["message"]
+    assert "the PTX says .target sm_90" in win(records)["remedy"]
 
 
 @pytest.mark.parametrize("folder", ["with space", "br[ack]ets (1)", "ünïcödé-核"])

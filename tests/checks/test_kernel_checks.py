@@ -293,17 +293,41 @@ def test_constant_memory_is_read_from_the_cubin(sgemm: pytest.Pytester, run_json
         "ciq.assert_resources(K, acf='best.acf', max_registers=80)",
         "ciq.assert_beats_baseline(K)",
         "ciq.assert_beats_baseline(lambda c: 1 if c else 2)",
+        "ciq.assert_canary(K, o0='best.acf')",
+        "ciq.assert_canary(lambda c: SCORES.get(c or '', '*'), o0='best.acf')",
     ],
 )
 def test_every_check_compares_the_sidecar(
     sgemm: pytest.Pytester, run_json: RunJson, call: str
 ) -> None:
     shutil.copy(sgemm.path / "worst.acf", sgemm.path / "best.acf")
-    sgemm.makepyfile(HEAD + f"K = PtxKernel('sgemm.ptx', arch='sm_90')\ndef test(ciq): {call}")
+    sgemm.makepyfile(
+        HEAD + "SCORES = {'': 1, open('best.acf', 'rb').read().hex(): 9}\n"
+        f"K = PtxKernel('sgemm.ptx', arch='sm_90')\ndef test(ciq): {call}"
+    )
     result, (record,) = run_json()
     result.assert_outcomes(failed=1)
     assert record["reason"] == "rejected"
     assert "nobody has accepted it" in record["message"]
+
+
+def test_compare_reads_the_sidecar_too(sgemm: pytest.Pytester) -> None:
+    shutil.copy(sgemm.path / "worst.acf", sgemm.path / "best.acf")
+    sgemm.makepyfile(
+        HEAD + "def test(ciq): ciq.compare(PtxKernel('sgemm.ptx', arch='sm_90'), 'best.acf')"
+    )
+    result = sgemm.runpytest_subprocess()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*nobody has accepted it*"])
+
+
+def test_a_speedup_that_is_not_measured_is_named(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    """The static part passes, and says which promise of the mark it did not look at."""
+    check(sgemm, "ciq_beats_baseline(min_speedup=1000)")
+    _, (record,) = run_json()
+    assert "min_speedup=1000 was not measured" in record["message"]
+    assert record["numbers"]["min_speedup"] == 1000
+    assert record["numbers"]["timed"] is False
 
 
 def test_another_architecture_is_named(sgemm: pytest.Pytester, run_json: RunJson) -> None:

@@ -96,6 +96,8 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (CANARY, {"damaged": "None"}, "bad-shape", "returned None"),
         (CANARY, {"damaged": "__import__('os')._exit(3)"}, "crashed", "exit status 3"),
         (CANARY, {"damaged": "1 / 0"}, None, "damage refused"),
+        (CANARY, {"damaged": "exit(1)"}, "crashed", "SystemExit: 1"),
+        (CONTRACT, {"damaged": "exit(1)"}, "crashed", "SystemExit: 1"),
         (CANARY, {"worst": "'*'"}, "invalid-score", "worst.acf"),
         (("ciq_canary(o0='worst.acf', o3='best.acf')",), {"best": "105"}, None, ""),
         (("ciq_canary(o0='worst.acf', o3='best.acf')",), {"best": "106"}, "slower", "1.06x"),

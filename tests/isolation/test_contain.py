@@ -16,6 +16,8 @@ import pytest
 from pytest_compileiq.isolation import contain
 from pytest_compileiq.isolation.contain import Outcome
 
+from ..conftest import heed_ctrl_c
+
 
 def call(function: Callable[[], Any], timeout: float = 20) -> Outcome:
     return contain.call(function, timeout=timeout)
@@ -48,9 +50,9 @@ def test_a_death_is_named(function: Callable[[], Any], died: str) -> None:
     assert call(function).died == died
 
 
-def test_exceptions_and_sys_exit_are_answers() -> None:
+def test_exceptions_are_answers_and_sys_exit_is_a_death() -> None:
     assert call(lambda: 1 / 0).error == "ZeroDivisionError: division by zero"
-    assert call(lambda: sys.exit(0)).error == "SystemExit: 0"
+    assert call(lambda: sys.exit(0)).died == "SystemExit: 0"
     assert "test_contain.py" in call(lambda: 1 / 0).trace
 
 
@@ -128,7 +130,9 @@ def hang():
     time.sleep(300)
 contain.call(hang, timeout=300)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.DEVNULL, preexec_fn=heed_ctrl_c
+    )
     pid_file = tmp_path / "pid"
     while not (pid_file.exists() and pid_file.read_text()):
         time.sleep(0.02)
