@@ -2,8 +2,9 @@
 
     python benchmarks/startup.py            # on a quiet machine, with bytecode caching on
 
-Start: ``pytest --collect-only -q`` on one trivial test with and without the plugin, 15
-alternating pairs after two warm-ups; medians. Check: the canary, resources and win of
+Start: ``pytest --collect-only -q`` on one trivial test with and without the plugin, 61
+alternating pairs after two warm-ups; medians. Between two runs that both lack the plugin stands
+the machine's own noise, so that is measured in the same loop and printed beside it. Check: the canary, resources and win of
 examples/ptx, against the time of its ptxas runs alone.
 """
 
@@ -30,7 +31,7 @@ from pytest_compileiq.toolchain.assembler import Assembler
 EXAMPLE = Path(__file__).parent.parent / "examples" / "ptx"
 
 
-def start_up(pairs: int = 15) -> None:
+def start_up(pairs: int = 61) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "test_trivial.py").write_text("def test_trivial(): pass\n")
         env = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
@@ -45,11 +46,20 @@ def start_up(pairs: int = 15) -> None:
 
         seconds()
         seconds("-p", "no:compileiq")
-        measured = [(seconds(), seconds("-p", "no:compileiq")) for _ in range(pairs)]
-    added = statistics.median(1000 * (a - b) for a, b in measured)
-    ratio = statistics.median(a / b for a, b in measured)
-    bare = statistics.median(1000 * b for _, b in measured)
-    print(f"start-up: {added:+.1f} ms, {ratio:.3f}x of {bare:.0f} ms (median of {pairs} pairs)")
+        off = ("-p", "no:compileiq")
+        measured = [(seconds(), seconds(*off), seconds(*off)) for _ in range(pairs)]
+    bare = statistics.median(1000 * b for _, b, _ in measured)
+    for name, runs in (
+        ("start-up", [(with_it, without) for with_it, without, _ in measured]),
+        ("noise (without against without)", [(one, other) for _, one, other in measured]),
+    ):
+        added = [1000 * (a - b) for a, b in runs]
+        low, middle, high = statistics.quantiles(added)
+        ratio = statistics.median(a / b for a, b in runs)
+        print(
+            f"{name}: {middle:+.1f} ms (quartiles {low:+.1f} and {high:+.1f}), {ratio:.3f}x of "
+            f"{bare:.0f} ms, {pairs} pairs"
+        )
 
 
 def one_check(repeats: int = 7) -> None:
