@@ -78,8 +78,11 @@ RunJson = Callable[..., tuple[pytest.RunResult, list[dict[str, Any]]]]
 
 
 @pytest.fixture
-def run_json(pytester: pytest.Pytester) -> RunJson:
+def run_json(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunJson:
     """Run pytest in a process of its own; returns its result and the records of --ciq-json."""
+    # Tests write one file again and again. Bytecode is cached by seconds and size, so a file
+    # that changed from 90 to 91 within a second would be run as it was before.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
     def run(*args: str) -> tuple[pytest.RunResult, list[dict[str, Any]]]:
         report = pytester.path / "report.json"
