@@ -66,3 +66,7 @@ class AcfError(CiqError):
 
 class ProofError(CiqError):
     """What was built is not what was asked for; always raised with a reason of its own."""
+
+
+class GpuError(CiqError):
+    """No such GPU, no permission, lost, hung, or held by somebody else."""

@@ -6,7 +6,7 @@ A run without ciq tests must cost nothing, so this module imports pytest and set
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_compileiq.fixture import CIQ
+    from pytest_compileiq.gpu.session import Held
     from pytest_compileiq.marks import Params
     from pytest_compileiq.report.collector import Collector
+    from pytest_compileiq.report.gpus import GpuUses
     from pytest_compileiq.settings import Settings
     from pytest_compileiq.toolchain.assembler import Assembler
     from pytest_compileiq.verdict import Check, Verdict
@@ -28,14 +30,37 @@ ASSEMBLER: pytest.StashKey[Assembler] = pytest.StashKey()
 MARKS: pytest.StashKey[dict[str, Params]] = pytest.StashKey()
 VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
 HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
+#: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.
+NO_GPU: pytest.StashKey[str] = pytest.StashKey()
 
-#: Names of the report's user properties that carry a verdict as JSON, and a folder kept.
+#: Names of the report's user properties: a verdict as JSON, what the GPU did, a folder kept.
 PROPERTY = "ciq"
+GPU = "ciq-gpu"
 KEPT = "ciq-kept"
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    from pytest_compileiq import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     _settings.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    spec = _settings.gpu_spec(early_config)
+    if spec is None or getattr(early_config.known_args_namespace, "help", False):
+        return
+    from pytest_compileiq import device
+    from pytest_compileiq.errors import GpuError
+
+    try:
+        device.choose(early_config, spec)
+    except GpuError as error:
+        early_config.stash[NO_GPU] = str(error)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,26 +68,37 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SETTINGS] = _settings.load(config)
     except ValueError as error:
         raise pytest.UsageError(f"pytest-compileiq: {error}") from None
+    if NO_GPU in config.stash:
+        raise pytest.UsageError(f"pytest-compileiq: {config.stash[NO_GPU]}")
     for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporter(config), "compileiq-reporter")
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     chosen = config.stash[SETTINGS]
     set_by_user = [
         f"{name}={getattr(chosen, name)} (from {source})"
         for name, source in chosen.sources.items()
         if source != "default"
     ]
-    return f"compileiq: {', '.join(set_by_user)}" if set_by_user else None
+    lines = [f"compileiq: {', '.join(set_by_user)}"] if set_by_user else []
+    if chosen.gpu is not None:
+        from pytest_compileiq import device
+
+        lines += device.header(config, chosen)
+    return lines
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     assembler = config.stash.get(ASSEMBLER, None)
     if assembler is not None:
         assembler.close()
+    if SETTINGS in config.stash and config.stash[SETTINGS].gpu is not None:
+        from pytest_compileiq import device
+
+        device.restore(config)
 
 
 # Fixtures
@@ -88,6 +124,20 @@ def ciq(request: pytest.FixtureRequest) -> CIQ:
     )
     item.stash[HELPER] = helper
     return helper
+
+
+@pytest.fixture
+def ciq_gpu(request: pytest.FixtureRequest) -> Iterator[Held]:
+    """A GPU of one's own, with its clocks locked as ``--ciq-clocks`` and ``--ciq-sm-mhz`` say.
+
+    ``ciq_gpu.uuid``, ``ciq_gpu.state`` ("locked (1500 MHz)" or why not), and ``window()``:
+    ``with ciq_gpu.window() as w: ...`` leaves in ``w.evidence`` what the clocks did meanwhile.
+    """
+    from pytest_compileiq import device
+
+    settings = request.config.stash[SETTINGS]
+    with device.held(request.config, request.node, settings) as held:
+        yield held
 
 
 @pytest.fixture
@@ -213,6 +263,7 @@ class Reporter:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._collector: Collector | None = None
+        self._gpus: GpuUses | None = None
         self._complaints: list[str] = []
         self._kept: set[str] = set()
 
@@ -220,6 +271,12 @@ class Reporter:
         names = {name for name, _ in report.user_properties}
         if KEPT in names:
             self._kept |= {str(value) for name, value in report.user_properties if name == KEPT}
+        if GPU in names:
+            if self._gpus is None:
+                from pytest_compileiq.report.gpus import GpuUses
+
+                self._gpus = GpuUses()
+            self._gpus.add(report, GPU)
         if PROPERTY not in names:
             return
         if self._collector is None:
@@ -235,7 +292,7 @@ class Reporter:
         from pytest_compileiq.report import json as _json
 
         try:
-            _json.write(path, self._records())
+            _json.write(path, self._records(), [] if self._gpus is None else self._gpus.records)
         except (OSError, ValueError) as error:
             self._complaints.append(
                 f"--ciq-json: {path} cannot be written ({error}); no verdict is changed"
@@ -246,6 +303,13 @@ class Reporter:
             from pytest_compileiq.report.terminal import write_table
 
             write_table(terminalreporter, self._records())
+        if self._gpus is not None:
+            if self._collector is None:
+                terminalreporter.section("compileiq")
+            for line in self._gpus.lines():
+                terminalreporter.write_line(line)
+            for line in self._gpus.warnings():
+                terminalreporter.write_line(f"  {line}", yellow=True)
         for folder in sorted(self._kept):
             terminalreporter.write_line(f"--ciq-keep: ACFs and builds are in {folder}")
         for complaint in self._complaints:

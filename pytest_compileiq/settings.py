@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import pytest
@@ -70,7 +70,33 @@ def _path(text: str) -> Path:
         raise ValueError(str(error)) from None
 
 
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("give a name")
+    return text.strip()
+
+
+def _clocks(text: str) -> str:
+    if text not in ("auto", "require", "observe"):
+        raise ValueError("give auto, require or observe")
+    return text
+
+
+def _sm_mhz(text: str) -> str | int:
+    if text in ("base", "max"):
+        return text
+    # No GPU has run at 5 GHz; 150000 is a typing error, not a wish.
+    if not text.isdecimal() or not 1 <= int(text) <= 5000:
+        raise ValueError("give base, max or a clock from 1 to 5000 MHz")
+    return int(text)
+
+
 OPTIONS = (
+    Option("gpu", _text, None, "Run the GPU tier here: 0, GPU-5a3f, cuda:0, 3b:00.0, 0,1", "SPEC"),
+    Option("clocks", _clocks, "auto", "Lock clocks if allowed, or fail, or never", "MODE"),
+    Option("sm_mhz", _sm_mhz, "base", "Lock the SM clock to base, max or N MHz", "CLOCK"),
+    Option("gpu_timeout", _seconds, 600.0, "Wait this long for a GPU in use", "SECONDS"),
+    Option("lease_dir", _path, None, "Where tests that share GPUs keep their leases", "DIR"),
     Option("ptxas", _path, None, "Use this ptxas, 13.3 or newer, and no other", "PATH"),
     Option("ptxas_timeout", _seconds, 60.0, "Kill a run of ptxas after this time", "SECONDS"),
     Option("timeout", _seconds, 600.0, "Kill an objective's call after this time", "SECONDS"),
@@ -87,6 +113,11 @@ OPTIONS = (
 class Settings:
     """The options of one run; times in seconds. ``sources`` says where each value is from."""
 
+    gpu: str | None
+    clocks: Literal["auto", "require", "observe"]
+    sm_mhz: str | int
+    gpu_timeout: float
+    lease_dir: Path | None
     ptxas: Path | None
     ptxas_timeout: float
     timeout: float
@@ -99,6 +130,10 @@ class Settings:
     sources: Mapping[str, str]
 
 
+def _shown(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("compileiq", "kernel-tuning regression tests (pytest-compileiq)")
     for option in OPTIONS:
@@ -109,8 +144,27 @@ def add_options(parser: pytest.Parser) -> None:
             )
         else:
             group.addoption(option.flag, dest=dest, metavar=option.metavar, help=option.help)
-        default = "" if option.default in (None, False) else f" (default {option.default:g})"
+        default = "" if option.default in (None, False) else f" (default {_shown(option.default)})"
         parser.addini(option.ini, f"{option.help}{default}")
+
+
+def _given(
+    config: pytest.Config, option: Option, parsed: Any, env: Mapping[str, str]
+) -> tuple[str | None, str]:
+    """The text of an option and the door that it came through."""
+    text = getattr(parsed, f"ciq_{option.name}", None)
+    if text is not None:
+        return text, option.flag
+    if option.variable in env:
+        return env[option.variable], option.variable
+    return config.getini(option.ini) or None, option.ini
+
+
+def gpu_spec(early_config: pytest.Config, env: Mapping[str, str] = os.environ) -> str | None:
+    """``--ciq-gpu`` before conftests are loaded: only there can CUDA still be told which GPU."""
+    (option,) = (option for option in OPTIONS if option.name == "gpu")
+    text, _ = _given(early_config, option, early_config.known_args_namespace, env)
+    return text.strip() if text else None
 
 
 def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings:
@@ -122,11 +176,8 @@ def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for option in OPTIONS:
-        text, source, base = config.getoption(f"ciq_{option.name}"), option.flag, None
-        if text is None:
-            text, source = env.get(option.variable), option.variable
-        if text is None:
-            text, source, base = config.getini(option.ini) or None, option.ini, config.rootpath
+        text, source = _given(config, option, config.option, env)
+        base = config.rootpath if source == option.ini else None
         if text is None:
             values[option.name], sources[option.name] = option.default, "default"
             continue

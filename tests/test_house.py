@@ -20,6 +20,7 @@ RANK = {
     "errors": 1,
     "files": 1,
     "settings": 2,
+    "hookspecs": 2,
     "marks": 2,
     "isolation": 3,
     "gpu": 4,
@@ -30,8 +31,11 @@ RANK = {
     "report": 9,
     "judge": 10,
     "fixture": 11,
+    "device": 11,
+    "doctor": 11,
     "plugin": 12,
     "__init__": 13,
+    "__main__": 13,
 }
 
 

@@ -45,6 +45,7 @@ def test_nothing_heavy_and_no_child_process(
     assert own == str(
         [
             "pytest_compileiq",
+            "pytest_compileiq.hookspecs",
             "pytest_compileiq.plugin",
             "pytest_compileiq.settings",
         ]

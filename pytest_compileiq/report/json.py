@@ -33,12 +33,17 @@ def environment(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Write the report in one step: a reader sees the old file or the whole new one.
+def write(
+    path: Path, records: Sequence[dict[str, Any]], gpus: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Write the report; ``gpus`` is what each test that held a GPU saw of it.
+
+    It is written in one step: a reader sees the old file or the whole new one.
 
     Raises OSError when the folder cannot be written.
     """
-    document = {"schema": SCHEMA, "environment": environment(records), "records": list(records)}
+    document: dict[str, Any] = {"schema": SCHEMA, "environment": environment(records)}
+    document.update(records=list(records), gpus=list(gpus))
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)

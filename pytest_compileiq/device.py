@@ -1,0 +1,160 @@
+"""``--ciq-gpu`` in a pytest session: chosen once, held by each test that asks for a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from pytest_compileiq.errors import GpuError
+from pytest_compileiq.gpu import identity
+from pytest_compileiq.gpu.identity import Gpu
+from pytest_compileiq.gpu.session import Held, Policy, acquire, adopted, require_fit
+from pytest_compileiq.settings import Settings
+
+#: The report's user property that carries what a test's GPU did, as JSON.
+PROPERTY = "ciq-gpu"
+
+GPUS: pytest.StashKey[tuple[Gpu, ...]] = pytest.StashKey()
+_FORMER: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
+_CHOSEN = "PYTEST_CIQ_CHOSEN_GPU"
+
+
+def choose(config: pytest.Config, spec: str) -> None:
+    """Resolve a SPEC and show CUDA its GPUs, before any conftest can start CUDA.
+
+    Raises GpuError, also when CUDA was started in this process on another GPU.
+    """
+    gpus = tuple(identity.resolve(_handed_on(spec)))
+    if not identity.on_started_cuda(gpus):
+        identity.check_cuda(gpus[0])
+    config.stash[GPUS] = gpus
+    uuids = ",".join(gpu.uuid for gpu in gpus)
+    config.stash[_FORMER] = _set(
+        {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": uuids,
+            _CHOSEN: json.dumps({"spec": spec, "uuids": uuids}),
+        }
+    )
+
+
+def _handed_on(spec: str) -> str:
+    """The UUIDs that a parent process, such as xdist's controller, found for the same SPEC.
+
+    Its workers get the words of its command line and its environment; there a bare number would
+    count in the CUDA_VISIBLE_DEVICES that the controller has already narrowed.
+    """
+    chosen = json.loads(os.environ.get(_CHOSEN, "{}"))
+    same = chosen.get("spec") == spec
+    narrowed = chosen.get("uuids") == os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(chosen["uuids"]) if same and narrowed else spec
+
+
+def restore(config: pytest.Config) -> None:
+    """Put the environment back, for whoever runs pytest inside a process of their own."""
+    if _FORMER in config.stash:
+        _put_back(config.stash[_FORMER])
+
+
+def _set(env: dict[str, str]) -> dict[str, str | None]:
+    former = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    return former
+
+
+def _put_back(former: dict[str, str | None]) -> None:
+    for name, value in former.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def header(config: pytest.Config, settings: Settings) -> list[str]:
+    """Which GPUs and what is wanted of their clocks; their state is known only under load."""
+    gpus = config.stash.get(GPUS, ())
+    if not gpus:
+        return []
+    wanted = "" if settings.clocks == "observe" else f" at {settings.sm_mhz}"
+    return [f"compileiq: {gpu}, clocks: {settings.clocks}{wanted}" for gpu in gpus]
+
+
+@contextmanager
+def held(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterator[Held]:
+    """The GPU of one test, watched from here to the end; what it did rides on the report.
+
+    Skips without ``--ciq-gpu``. A failure to get it, or to give its clocks back, fails the test.
+    """
+    if GPUS not in config.stash:
+        pytest.skip("needs a GPU: run with --ciq-gpu=SPEC")
+    complaint: GpuError | None = None
+    try:
+        with ExitStack() as stack:
+            mine = stack.enter_context(adopted())
+            if mine is None:
+                mine = stack.enter_context(_acquired(config, item, settings))
+            former = _set(mine.environment)
+            stack.callback(_put_back, former)
+            with mine.window() as window:
+                yield mine
+            # A rerun of the same item must not carry the former attempt's.
+            item.user_properties[:] = [p for p in item.user_properties if p[0] != PROPERTY]
+            item.user_properties.append(
+                (PROPERTY, json.dumps(_record(item, mine, window.evidence)))
+            )
+            require_fit(window.evidence, Policy(settings.clocks, settings.sm_mhz))
+    except GpuError as error:
+        complaint = error
+    if complaint is not None:  # outside `except`: the text says it all, no traceback of ours
+        pytest.fail(str(complaint), pytrace=False)
+
+
+@contextmanager
+def environment_for(
+    config: pytest.Config, item: pytest.Item, settings: Settings
+) -> Iterator[dict[str, str]]:
+    """Hold the GPU around a process that runs the test; yields what that process needs.
+
+    Inside, ``ciq_gpu`` finds from the environment that the GPU is already held for it. Empty
+    without ``--ciq-gpu``. Raises GpuError.
+    """
+    if GPUS not in config.stash:
+        yield {}
+        return
+    with _acquired(config, item, settings) as mine:
+        yield mine.environment
+
+
+@contextmanager
+def _acquired(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterator[Held]:
+    gpus = config.stash[GPUS]
+    with acquire(
+        gpus,
+        mode=settings.clocks,
+        sm_mhz=settings.sm_mhz,
+        timeout_s=settings.gpu_timeout,
+        folder=settings.lease_dir,
+        label=item.nodeid,
+        lock=lambda gpu, policy: config.hook.pytest_ciq_lock_clocks(
+            config=config, gpu=gpu, policy=policy
+        ),
+    ) as mine:
+        yield mine
+
+
+def _record(item: pytest.Item, mine: Held, evidence: Any) -> dict[str, Any]:
+    return {
+        "nodeid": item.nodeid,
+        "gpu": str(mine.gpu),
+        "uuid": mine.uuid,
+        "clocks": mine.state,
+        "waited_seconds": round(mine.waited_s, 3),
+        "notes": list(dict.fromkeys((*mine.notes, *evidence.notes))),
+        "evidence": evidence.to_numbers(),
+        "summary": str(evidence),
+    }

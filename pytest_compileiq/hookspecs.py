@@ -1,0 +1,36 @@
+"""Hooks that a site or another plugin may implement in a conftest.
+
+Loaded at every start of pytest, as hooks have to be known before conftests are: keep it cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pytest_compileiq.gpu.clocks import ClockState
+    from pytest_compileiq.gpu.identity import Gpu
+    from pytest_compileiq.gpu.session import Policy
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_ciq_lock_clocks(
+    config: pytest.Config, gpu: Gpu, policy: Policy
+) -> AbstractContextManager[ClockState] | None:
+    """Lock the clocks of a leased GPU in the site's own way, or say that they are locked.
+
+    Return a context manager that yields a ClockState and undoes on exit what it did; None
+    leaves the clocks to pytest-compileiq. On a cluster that locks H100s to 1500 MHz::
+
+        from contextlib import nullcontext
+        from pytest_compileiq.gpu.clocks import ClockState
+
+        def pytest_ciq_lock_clocks(config, gpu, policy):
+            return nullcontext(ClockState(locked=True, requested="site", sm_mhz=1500, step_mhz=15))
+
+    Readings are compared with ``sm_mhz`` all the same.
+    """

@@ -1,0 +1,109 @@
+/* A stand-in for libcuda.so.1: enough of the driver API to ask which devices a process sees, in
+ * which order, and to show up in NVML's process list. It reads the same state as fake_nvml.c, and
+ * CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER at cuInit, once, as the real one does. */
+#include "state.h"
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101 };
+#define API __attribute__((visibility("default")))
+
+static int ready, count;
+static int device_gpu[MAX_GPUS];
+static const char *device_uuid[MAX_GPUS];
+
+/* Without CUDA_DEVICE_ORDER=PCI_BUS_ID the fastest card is device 0, whatever its slot. */
+static void order_of(int *order) {
+  const char *by = getenv("CUDA_DEVICE_ORDER");
+  int n = (int)S->ngpu, pci = by && !strcmp(by, "PCI_BUS_ID");
+  for (int i = 0; i < n; i++) order[i] = i;
+  for (int i = 1; !pci && i < n; i++)
+    for (int k = i; k > 0 && S->gpu[order[k]].speed > S->gpu[order[k - 1]].speed; k--) {
+      int swap = order[k];
+      order[k] = order[k - 1], order[k - 1] = swap;
+    }
+}
+
+static int add(int gpu, const char *uuid) {
+  for (int k = 0; k < count; k++)
+    if (!strcmp(device_uuid[k], uuid)) return 0; /* named twice: CUDA shows nothing at all */
+  device_gpu[count] = gpu, device_uuid[count] = uuid;
+  return ++count < MAX_GPUS;
+}
+
+static int add_named(const char *word, const int *order) {
+  char *end;
+  size_t length = strlen(word);
+  long n = strtol(word, &end, 10);
+  if (length && !*end) {
+    if (n < 0 || n >= (long)S->ngpu) return 0;
+    gpu_t *g = &S->gpu[order[n]];
+    return add(order[n], g->mig == 1 ? g->mig_uuid[0] : g->uuid);
+  }
+  for (int i = 0; length > 4 && i < (int)S->ngpu; i++) {
+    gpu_t *g = &S->gpu[i];
+    if (!strncmp(word, g->uuid, length)) return add(i, g->uuid);
+    for (int k = 0; g->mig == 1 && k < (int)g->mig_count; k++)
+      if (!strncmp(word, g->mig_uuid[k], length)) return add(i, g->mig_uuid[k]);
+  }
+  return 0;
+}
+
+API int cuInit(unsigned flags) {
+  if (ready) return SUCCESS;
+  if (map_state()) return NO_DEVICE;
+  int order[MAX_GPUS];
+  order_of(order);
+  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+  char list[1024];
+  snprintf(list, sizeof list, "%s", visible ? visible : "");
+  if (!visible)
+    for (int i = 0; i < (int)S->ngpu; i++) add(order[i], S->gpu[order[i]].uuid);
+  else
+    for (char *rest = list, *word; (word = strsep(&rest, ",")) && add_named(word, order);) { }
+  ready = 1;
+  note("cuInit", -1, flags, 0, count ? SUCCESS : NO_DEVICE);
+  return count ? SUCCESS : NO_DEVICE;
+}
+API int cuDriverGetVersion(int *o) {
+  if (map_state()) return NO_DEVICE;
+  *o = (int)S->cuda_version;
+  return SUCCESS;
+}
+API int cuDeviceGetCount(int *o) {
+  if (!ready) return NOT_INITIALIZED;
+  *o = count;
+  return SUCCESS;
+}
+API int cuDeviceGet(int *o, int n) {
+  if (!ready) return NOT_INITIALIZED;
+  if (n < 0 || n >= count) return INVALID_DEVICE;
+  *o = n;
+  return SUCCESS;
+}
+API int cuDeviceGetUuid_v2(unsigned char *o, int n) {
+  if (!ready) return NOT_INITIALIZED;
+  if (n < 0 || n >= count) return INVALID_DEVICE;
+  const char *text = device_uuid[n] + 4;
+  for (int k = 0; k < 16; k++, text += 2) {
+    unsigned byte = 0;
+    if (*text == '-') text++;
+    sscanf(text, "%2x", &byte);
+    o[k] = (unsigned char)byte;
+  }
+  return SUCCESS;
+}
+API int cuDeviceGetUuid(unsigned char *o, int n) { return cuDeviceGetUuid_v2(o, n); }
+/* A context makes the process appear on its card. */
+API int cuDevicePrimaryCtxRetain(void **o, int n) {
+  if (!ready) return NOT_INITIALIZED;
+  if (n < 0 || n >= count) return INVALID_DEVICE;
+  gpu_t *g = &S->gpu[device_gpu[n]];
+  int fd = state_lock();
+  if (g->nproc < MAX_PROCS) {
+    g->proc[g->nproc] = (proc_t){(uint64_t)getpid(), 0, 512u << 20};
+    g->nproc++;
+  }
+  state_unlock(fd);
+  *o = g;
+  note("cuDevicePrimaryCtxRetain", device_gpu[n], 0, 0, SUCCESS);
+  return SUCCESS;
+}

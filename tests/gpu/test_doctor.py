@@ -1,0 +1,207 @@
+"""The doctor: one line a point, a cure behind each fault, and nothing is touched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_compileiq import doctor
+from pytest_compileiq.doctor import Line
+from tests.fake_nvml.machine import Machine
+from tests.gpu.test_rows import write_journal
+
+Lines = Callable[..., list[Line]]
+
+
+@pytest.fixture
+def lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """What the doctor says of one point."""
+    monkeypatch.setattr(doctor, "_triton", lambda: iter(()))  # its own tests below
+
+    def lines(point: str, **env: str) -> list[Line]:
+        env = {"PYTEST_CIQ_LEASE_DIR": str(folder), **env}
+        return [line for line in doctor.examine(env, deadline_s=2) if line.point == point]
+
+    return lines
+
+
+def test_versions(machine: Machine, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lines("python")[0].level == "ok"
+    assert lines("pytest")[0] == Line("ok", "pytest", pytest.__version__)
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.9")
+    (line,) = lines("compileiq")
+    assert (line.level, line.cure) == ("FAULT", "pip install 'compileiq>=1.0.3'")
+
+
+def test_gpus(machine: Machine, lines: Lines) -> None:
+    machine.gpus[1].mig, machine.gpus[1].mig_count = 1, 1
+    assert [str(line) for line in lines("gpu")] == [
+        f"ok    gpu           0: NVIDIA Fake H100 {machine.uuid(0)}",
+        f"ok    gpu           1: NVIDIA Fake H100 {machine.uuid(1)}, MIG: {machine.mig_uuid(1)}",
+    ]
+    assert lines("driver") == [Line("ok", "driver", "615.71.00, CUDA 13.0")]
+    machine.gpus[0].access_ret = 4
+    assert lines("gpu")[0].level == "FAULT"
+    assert not machine.changes()
+
+
+@pytest.mark.parametrize(
+    ("code", "level", "text"),
+    [(9, "note", "only the static tier"), (12, "note", "only the static tier"),
+     (18, "FAULT", "version mismatch"), (999, "FAULT", "Unknown Error")],
+)  # fmt: skip
+def test_no_gpu_or_a_broken_one(
+    machine: Machine, lines: Lines, code: int, level: str, text: str
+) -> None:
+    machine.rule("nvmlInitWithFlags", ret=code)
+    (line,) = lines("gpu")
+    assert line.level == level
+    assert text in line.text
+    assert bool(line.cure) == (level == "FAULT")
+
+
+def test_a_driver_that_hangs(machine: Machine, lines: Lines) -> None:
+    machine.rule("nvmlInitWithFlags", delay_ms=60_000)
+    (line,) = lines("gpu")
+    assert line.level == "FAULT"
+    assert "NVML has not answered for 2 s" in line.text
+
+
+@pytest.mark.parametrize("missing", ["", "the capability CAP_SYS_ADMIN is missing"])
+def test_permission_is_looked_up_and_not_tried(
+    machine: Machine, lines: Lines, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "missing_permission", lambda: missing)
+    (line,) = lines("clock lock")
+    assert line.level == ("note" if missing else "ok")
+    assert missing in line.text
+    assert not machine.changes()
+
+
+def test_lease_folder_and_journals(machine: Machine, lines: Lines, folder: Path) -> None:
+    assert lines("lease folder")[0].level in ("ok", "note")
+    assert not lines("clocks")
+    write_journal(folder, machine)
+    (line,) = lines("clocks")
+    assert (line.level, line.cure) == ("FAULT", "python -m pytest_compileiq reset-clocks")
+    folder.chmod(0o777)
+    assert lines("lease folder")[0].level == "FAULT"
+
+
+def ptxas_script(script: Callable[[str, str], Path], folder: str, version: str) -> Path:
+    major, minor, _ = version.split(".")
+    body = f'echo "Cuda compilation tools, release {major}.{minor}, V{version}"'
+    path = script("ptxas", body)
+    target = path.parent / folder
+    target.mkdir()
+    return path.rename(target / "ptxas")
+
+
+def test_every_ptxas_and_the_one_in_use(
+    machine: Machine, lines: Lines, script: Callable[[str, str], Path]
+) -> None:
+    old = ptxas_script(script, "old", "12.9.86")
+    new = ptxas_script(script, "new", "13.3.73")
+    newer = ptxas_script(script, "newer", "13.5.37")
+    path = f"{old.parent}:{new.parent}:{newer.parent}"
+    found = [line for line in lines("ptxas", PATH=path) if "wheel" not in line.text]
+    assert [(line.level, line.text.partition(":")[0]) for line in found] == [
+        ("note", "12.9.86 from PATH, too old for ACFs"),
+        ("ok", "13.3.73 from PATH, used"),
+        ("ok", "13.5.37 from PATH, not used"),
+    ]
+    only_old = lines("ptxas", PYTEST_CIQ_PTXAS=str(old))
+    assert only_old[-1].level == "FAULT"
+    assert "nvidia-cuda-nvcc" in only_old[-1].cure
+
+
+TRITON = """
+from collections import namedtuple
+Tool = namedtuple("Tool", "path version")
+def get_ptxas(arch):
+    return Tool({paths}["new" if arch >= 100 else "old"], "")
+"""
+
+
+def write_triton(site: Path, compiler: str) -> None:
+    package = site / "triton" / "backends" / "nvidia"
+    package.mkdir(parents=True)
+    for folder in (site / "triton", site / "triton" / "backends", package):
+        (folder / "__init__.py").write_text("__version__ = '3.8.0'\n")
+    (package / "compiler.py").write_text(compiler)
+
+
+def triton_lines(site: Path) -> list[str]:
+    code = "from pytest_compileiq import doctor\nfor line in doctor._triton(): print(line)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True
+    )
+    assert not run.returncode, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_triton_is_asked_what_it_will_run(
+    tmp_path: Path, script: Callable[[str, str], Path]
+) -> None:
+    old = ptxas_script(script, "old", "12.9.86")
+    new = ptxas_script(script, "new", "13.3.73")
+    site = tmp_path / "site"
+    write_triton(site, TRITON.format(paths={"old": str(old), "new": str(new)}))
+    hopper, blackwell = triton_lines(site)
+    assert hopper.startswith(f"note  triton        3.8.0 runs ptxas 12.9.86 for sm_90: {old}  ->")
+    assert "TRITON_PTXAS_BLACKWELL_PATH" in hopper
+    assert blackwell == f"ok    triton        3.8.0 runs ptxas 13.3.73 for sm_100: {new}"
+
+
+def test_a_triton_that_does_not_import(tmp_path: Path) -> None:
+    write_triton(tmp_path / "site", "raise ImportError('libcuda is too old')")
+    (line,) = triton_lines(tmp_path / "site")
+    assert line.startswith("FAULT triton")
+    assert "libcuda is too old" in line
+
+
+def test_prebuilt_flashinfer(
+    machine: Machine, lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not lines("flashinfer")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for name, level in (("flashinfer", "ok"), ("flashinfer_cubin", "FAULT")):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        (tmp_path / "site" / name / "__init__.py").touch()
+        (line,) = lines("flashinfer")
+        assert line.level == level
+    assert line.cure == "pip uninstall flashinfer-cubin"
+
+
+def test_debug_pack_and_search_spaces(machine: Machine, lines: Lines, tmp_path: Path) -> None:
+    assert lines("debug pack")[0].level == "note"
+    assert lines("debug pack", PYTEST_CIQ_DEBUG_PACK=str(tmp_path))[0].level == "FAULT"
+    (tmp_path / "O0.acf").write_bytes(b"o0")
+    (line,) = lines("debug pack", PYTEST_CIQ_DEBUG_PACK=str(tmp_path))
+    assert (line.level, line.text) == ("ok", f"{tmp_path} with O0.acf")
+    assert lines("search spaces")[0].level == "note"
+    spaces = {"CIQ_SEARCH_SPACES_DIR": str(tmp_path)}
+    assert "no manifest.json" in lines("search spaces", **spaces)[0].text
+    (tmp_path / "manifest.json").write_text("{}")
+    assert "no .bin file" in lines("search spaces", **spaces)[0].text
+    (tmp_path / "ptxas13.3_search_space.bin").touch()
+    assert lines("search spaces", **spaces)[0].level == "ok"
+
+
+def test_the_exit_status_counts_faults(
+    machine: Machine,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    two = [Line("FAULT", "a", "x", "y"), Line("note", "b", "z"), Line("FAULT", "c", "x", "y")]
+    monkeypatch.setattr(doctor, "examine", lambda env: iter(two))
+    assert doctor.main([]) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "FAULT a             x  ->  y", "note  b             z", "FAULT c             x  ->  y",
+        "2 faults",
+    ]  # fmt: skip

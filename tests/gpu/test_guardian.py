@@ -1,0 +1,283 @@
+"""The process that owns the lock: what it undoes, what it leaves alone, how fast it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_compileiq.errors import GpuError
+from pytest_compileiq.gpu.clocks import ClockState, RestoreError, guarded, locked
+from pytest_compileiq.gpu.identity import Gpu
+from pytest_compileiq.gpu.lease import Lease
+from pytest_compileiq.gpu.link import Link, LostError
+from pytest_compileiq.gpu.session import VARIABLE, acquire, adopted
+from tests.fake_nvml.machine import RESET, RESET_MEMORY, SET, Machine
+from tests.gpu.conftest import NewMachine, gpu_of
+from tests.gpu.sessions import gone, until
+from tests.gpu.test_rows import journals, write_journal
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"domains": 7}', '{"domains": {"sm": 1}}', "\xff"]
+)
+def test_a_corrupt_journal_means_reset_all(
+    machine: Machine, gpu: Gpu, folder: Path, text: str
+) -> None:
+    machine.gpus[0].lgc_min = machine.gpus[0].lgc_max = 1500
+    (folder / f"{machine.uuid()}.json").write_text(text, encoding="latin-1")
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert held.clocks.locked
+    fns = [call.fn for call in machine.changes()]
+    assert fns == [RESET, RESET_MEMORY, SET, RESET]
+    assert machine.free
+    assert not journals(folder)
+
+
+def test_a_journal_of_another_boot_resets_nothing(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    write_journal(folder, machine, boot_id="another")
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert not [note for note in held.notes if "killed" in note]
+    assert [call.fn for call in machine.changes()] == [SET, RESET]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_a_journal_of_another_user_resets_nothing(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    path = write_journal(folder, machine)
+    os.chown(path, 65534, -1)
+    with acquire([gpu], folder=folder, mode="require", sm_mhz=1500) as held:
+        assert any("another user" in note for note in held.notes)
+    assert [call.fn for call in machine.changes()] == [SET, RESET]
+
+
+def test_observe_tells_of_a_journal_and_touches_nothing(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
+    write_journal(folder, machine)
+    machine.gpus[0].lgc_min = machine.gpus[0].lgc_max = 1500
+    with acquire([gpu], folder=folder, mode="observe") as held:
+        assert any("reset-clocks" in note for note in held.notes)
+    assert machine.log("observer")  # so the check of every log would see it change something
+    assert not machine.changes()
+    assert len(journals(folder)) == 1
+
+
+def test_a_journal_that_may_not_be_acted_on_stays(new_machine: NewMachine, folder: Path) -> None:
+    machine = new_machine(admin=False)
+    write_journal(folder, machine)
+    with acquire([gpu_of(machine)], folder=folder) as held:
+        assert any("could not be reset (codes {'sm': 4})" in note for note in held.notes)
+        assert not held.clocks.locked
+    assert len(journals(folder)) == 1
+
+
+def test_the_journal_tells_who_and_what(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    with acquire([gpu], folder=folder, sm_mhz=1500, label="test_x.py::test_y"):
+        told = json.loads(journals(folder)[0].read_text())
+    assert told["domains"] == {"sm": [1500, 1500]}
+    assert told["owner"]["test"] == "test_x.py::test_y"
+    assert told["owner"]["pid"] == os.getpid()
+    assert told["uuid"] == machine.uuid()
+
+
+def test_a_folder_without_room_for_a_journal_locks_nothing(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
+    # A folder in the journal's place: rename fails for root too, as on a full or read-only disk.
+    with Lease(gpu, folder=folder) as lease:
+        (folder / f"{machine.uuid()}.json").mkdir()
+        with (
+            pytest.raises(GpuError, match="nothing was locked"),
+            guarded(gpu, "auto", 1500, lease=lease),
+        ):
+            pass
+    assert not machine.log(SET)
+
+
+@pytest.mark.parametrize("code", [15, 999, 1])
+def test_an_unclear_answer_is_undone(machine: Machine, gpu: Gpu, folder: Path, code: int) -> None:
+    machine.rule(SET, ret=code)
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert not held.clocks.locked
+        assert f"({code})" in held.state
+        assert not journals(folder)
+    assert machine.log(RESET)
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 26])
+def test_a_refusal_is_not_undone(machine: Machine, gpu: Gpu, folder: Path, code: int) -> None:
+    machine.gpus[0].lgc_min = machine.gpus[0].lgc_max = 1200  # somebody else's
+    machine.rule(SET, ret=code)
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert not held.clocks.locked
+        assert not journals(folder)
+    assert not machine.log(RESET)
+    assert machine.locks(0)[:2] == (1200, 1200)
+
+
+def test_base_falls_back_to_the_default_clock(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    machine.gpus[0].can_symbolic = 0
+    with acquire([gpu], folder=folder) as held:
+        assert held.clocks.sm_mhz == 1410
+        assert machine.locks(0)[:2] == (1410, 1410)
+
+
+def test_both_domains_are_reset_whatever_one_answers(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
+    machine.rule(RESET, ret=15, times=1)
+    with (
+        Lease(gpu, folder=folder) as lease,
+        pytest.raises(RestoreError, match=r"codes \{'sm': 15, 'memory': 0\}"),
+        guarded(gpu, "require", 1500, lease=lease, mem_mhz=1593),
+    ):
+        assert machine.locks(0) == (1500, 1500, 1593, 1593)
+    # The card answers again on the second try, which the guardian makes before it ends.
+    assert machine.free
+    assert not journals(folder)
+
+
+def test_guardian_killed_in_the_middle_is_replaced(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
+    with Lease(gpu, folder=folder) as lease:
+        with guarded(gpu, "require", 1500, lease=lease) as kept:
+            kept.link.process.kill()
+            until(lambda: gone(kept.link.process.pid), "it is dead")
+            assert machine.locks(0)[:2] == (1500, 1500)
+        assert machine.free
+        assert not journals(folder)
+
+
+def test_guardian_killed_under_a_window(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    with (
+        pytest.raises(LostError, match=r"exit status -9"),
+        acquire([gpu], folder=folder, sm_mhz=1500) as held,
+        held.window(),
+    ):
+        os.kill(machine.log(SET)[-1].pid, signal.SIGKILL)
+    assert machine.free
+    assert not journals(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_no_signal_but_kill_ends_it(machine: Machine, gpu: Gpu, folder: Path, number: int) -> None:
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        os.kill(machine.log(SET)[-1].pid, number)
+        with held.window() as window:
+            time.sleep(0.05)
+        assert window.evidence.samples
+    assert machine.free
+
+
+ORPHAN = """
+import os, sys, time
+from pathlib import Path
+from pytest_compileiq.gpu.identity import Gpu
+from pytest_compileiq.gpu.session import acquire
+with acquire([Gpu(sys.argv[2], 0, "", "")], folder=Path(sys.argv[1]), sm_mhz=1500):
+    if os.fork() == 0:
+        time.sleep(20)  # keeps the guardian's pipe open, as a forked helper would
+        os._exit(0)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_forked_orphan_does_not_keep_the_lock(machine: Machine, folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, str(folder), machine.uuid()],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        assert not machine.free
+        process.kill()
+        assert until(lambda: machine.free, "the clocks are reset") < 1
+        with Lease(machine.uuid(), 1, folder):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_lease_is_free_only_after_the_reset(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    machine.rule(RESET, delay_ms=400)
+    lease = Lease(gpu, folder=folder).acquire()
+    link = Link(gpu.uuid, lease=lease, may_lock=True)
+    link.ask("lock", sm=1500, memory=None)
+    lease.release()  # our own share; the guardian has its own
+    for pipe in (link.process.stdin, link.process.stdout):
+        assert pipe is not None
+        pipe.close()
+    with Lease(gpu, 10, folder) as second:
+        assert machine.free
+        assert second.waited_s > 0.3
+    link._end(5)
+
+
+def test_an_observer_cannot_lock(machine: Machine, gpu: Gpu) -> None:
+    link = Link(gpu.uuid)
+    with pytest.raises(LostError, match="observe"):
+        link.ask("lock", sm=1500, memory=None)
+    assert not machine.changes()
+
+
+def test_locked_is_all_that_is_needed(
+    machine: Machine, gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    with locked(gpu, "require", 1500) as state:
+        assert isinstance(state, ClockState)
+        assert machine.locks(0)[:2] == (1500, 1500)
+    assert machine.free
+
+
+def test_adopting_what_an_ancestor_holds(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    code = (
+        "from pytest_compileiq.gpu.session import adopted\n"
+        "with adopted() as held: print(held and (held.gpu.index, held.state))"
+    )
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        env = {**os.environ, **held.environment}
+        run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        assert run.stdout == "(0, 'locked (1500 MHz)')\n", run.stderr
+    token = json.loads(held.environment[VARIABLE])
+    stranger = {VARIABLE: json.dumps({**token, "pid": 1 if os.getppid() != 1 else 2})}
+    foreign = subprocess.Popen(["sleep", "30"])
+    try:
+        stranger = {VARIABLE: json.dumps({**token, "pid": foreign.pid})}
+        with adopted(stranger) as none:  # left over from a process that is not our ancestor
+            assert none is None
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
+def test_ready_within_50_ms_and_half_a_second_a_test(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
+    """The fastest of 15 shows the cost on a busy machine too; the medians are printed."""
+    bare, ready, whole = [], [], []
+    for _ in range(15):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
+        bare.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        link = Link(gpu.uuid)
+        ready.append(time.perf_counter() - start)
+        link.close()
+        start = time.perf_counter()
+        with acquire([gpu], folder=folder, sm_mhz=1500):
+            pass
+        whole.append(time.perf_counter() - start)
+    shown = {"bare": bare, "ready": ready, "test": whole}
+    print({name: f"{statistics.median(series) * 1e3:.1f} ms" for name, series in shown.items()})
+    slowness = max(1.0, min(bare) / 0.008)
+    assert min(ready) < 0.050 * slowness
+    assert min(whole) < 0.5 * slowness
