@@ -126,7 +126,10 @@ def environment_for(
     if GPUS not in config.stash:
         yield {}
         return
-    with _acquired(config, item, settings) as mine:
+    with ExitStack() as stack:
+        mine = stack.enter_context(adopted())
+        if mine is None:
+            mine = stack.enter_context(_acquired(config, item, settings))
         yield mine.environment
 
 

@@ -12,7 +12,8 @@ import pytest
 from pytest_compileiq import marks as _marks
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import SettingsError
-from pytest_compileiq.judge import Judge, Offer, not_judged
+from pytest_compileiq.isolation import child
+from pytest_compileiq.judge import Judge, Offer, name_of, not_judged
 from pytest_compileiq.marks import Params
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
@@ -197,6 +198,7 @@ class CIQ:
         verdicts: list[Verdict] = []
         for name, params in asked.items():
             check = _marks.MARKS[name][0]
+            child.progress("", kernel=name_of(bench), check=check)
             broken = next((v for v in verdicts if v.negative and v.check is Check.CANARY), None)
             if broken is not None:
                 verdict = not_judged(check, bench, f"the canary failed: {broken.reason}")
@@ -206,6 +208,7 @@ class CIQ:
             self._record(verdict)
             if self._marks.get(name) == params:  # a verb with other limits answers no mark
                 self.answered.add(name)
+        child.progress("", kernel="", check="")
         negative = [verdict for verdict in verdicts if verdict.negative]
         if negative:
             _raise(negative, verdicts, strict=self._strict)

@@ -51,8 +51,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    if getattr(early_config.known_args_namespace, "help", False):
+        return
+    if _settings.isolation_is_asked(early_config):
+        from pytest_compileiq.isolation import wiring
+
+        wiring.keep_torch_from_cuda(early_config)
     spec = _settings.gpu_spec(early_config)
-    if spec is None or getattr(early_config.known_args_namespace, "help", False):
+    if spec is None:
         return
     from pytest_compileiq import device
     from pytest_compileiq.errors import GpuError
@@ -74,6 +80,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporter(config), "compileiq-reporter")
+    chosen = config.stash[SETTINGS]
+    if chosen.isolate == "require" or (chosen.isolate == "auto" and chosen.gpu is not None):
+        _isolate(config, chosen)
+
+
+def _isolate(config: pytest.Config, chosen: Settings) -> None:
+    from pytest_compileiq import device
+    from pytest_compileiq.isolation import wiring
+
+    wiring.install(
+        config,
+        chosen,
+        # The staging folder is made by this process, so that no child's death leaves it behind.
+        before_fork=lambda: _assembler(config).staging,
+        # The GPU is held by it, too: whoever locks clocks must not be killed with the test.
+        environment_for=lambda item: device.environment_for(config, item, chosen),
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -113,14 +136,20 @@ def ciq(request: pytest.FixtureRequest) -> CIQ:
     take the marks' keywords directly.
     """
     from pytest_compileiq.fixture import CIQ
+    from pytest_compileiq.isolation import child
 
     item = request.node
+
+    def record(verdict: Verdict) -> None:
+        item.stash[VERDICTS].append(verdict)
+        child.keep(PROPERTY, json.dumps(verdict.to_record(item.nodeid)))
+
     helper = CIQ(
         folder=request.path.parent,
         marks=item.stash.get(MARKS, {}),
         settings=request.config.stash[SETTINGS],
         assembler=_assembler(request.config),
-        record=item.stash.setdefault(VERDICTS, []).append,
+        record=record,
     )
     item.stash[HELPER] = helper
     return helper
@@ -268,6 +297,8 @@ class Reporter:
         self._kept: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup" and self._collector is not None:
+            self._collector.start(report.nodeid)
         names = {name for name, _ in report.user_properties}
         if KEPT in names:
             self._kept |= {str(value) for name, value in report.user_properties if name == KEPT}

@@ -61,6 +61,12 @@ def _seconds(text: str) -> float:
     return min(value, 1e6)  # eleven days: the system's timers take no more
 
 
+def _isolate(text: str) -> str:
+    if text not in ("auto", "require", "off"):
+        raise ValueError("give auto, require or off")
+    return text
+
+
 def _path(text: str) -> Path:
     if not text.strip():
         raise ValueError("give a path")
@@ -99,7 +105,20 @@ OPTIONS = (
     Option("lease_dir", _path, None, "Where tests that share GPUs keep their leases", "DIR"),
     Option("ptxas", _path, None, "Use this ptxas, 13.3 or newer, and no other", "PATH"),
     Option("ptxas_timeout", _seconds, 60.0, "Kill a run of ptxas after this time", "SECONDS"),
-    Option("timeout", _seconds, 600.0, "Kill an objective's call after this time", "SECONDS"),
+    Option(
+        "timeout",
+        _seconds,
+        600.0,
+        "Kill an isolated test, or an objective's call, after this time",
+        "SECONDS",
+    ),
+    Option(
+        "isolate",
+        _isolate,
+        "auto",
+        "Run each test in a process of its own: with a GPU, always (require), never (off)",
+        "auto|require|off",
+    ),
     Option("debug_pack", _path, None, "Take O0.acf and O3.acf from this folder or zip", "DIR|ZIP"),
     Option("json", _path, None, "Write every verdict with its numbers to this file", "PATH"),
     Option("strict", _switch, False, "Fail what would be skipped because it could not be decided"),
@@ -121,6 +140,7 @@ class Settings:
     ptxas: Path | None
     ptxas_timeout: float
     timeout: float
+    isolate: Literal["auto", "require", "off"]
     debug_pack: Path | None
     json: Path | None
     strict: bool
@@ -158,6 +178,13 @@ def _given(
     if option.variable in env:
         return env[option.variable], option.variable
     return config.getini(option.ini) or None, option.ini
+
+
+def isolation_is_asked(early_config: pytest.Config, env: Mapping[str, str] = os.environ) -> bool:
+    """May tests run in forks of this process? To be asked before conftests are loaded."""
+    (option,) = (option for option in OPTIONS if option.name == "isolate")
+    text, _ = _given(early_config, option, early_config.known_args_namespace, env)
+    return text == "require" or (text != "off" and gpu_spec(early_config, env) is not None)
 
 
 def gpu_spec(early_config: pytest.Config, env: Mapping[str, str] = os.environ) -> str | None:

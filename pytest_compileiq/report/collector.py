@@ -16,6 +16,10 @@ class Collector:
     def __init__(self) -> None:
         self._by_test: dict[str, list[Record]] = {}
 
+    def start(self, nodeid: str) -> None:
+        """Forget what an earlier attempt of the test has answered."""
+        self._by_test.pop(nodeid, None)
+
     def add(self, report: pytest.TestReport, property_name: str) -> None:
         records = [
             json.loads(str(value))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pytest_compileiq.errors import CiqError
+from pytest_compileiq.isolation import child
 from pytest_compileiq.toolchain import cubin as _cubin
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
@@ -90,6 +91,7 @@ class Kernel:
         """Build each arm; an exception is an answer. ``folder`` is that of the test file."""
         answers: list[Build | Exception] = []
         for arm in arms:
+            child.progress(arm.name, kernel=self.name)
             path = None if arm.acf is None else assembler.staging.path(arm.acf)
             try:
                 built = self.build(path)

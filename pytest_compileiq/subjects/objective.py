@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pytest_compileiq.isolation import contain
+from pytest_compileiq.isolation import child, contain
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.verdict import Reason
 
@@ -212,6 +212,7 @@ class ObjectiveBench:
         return self._first[key]
 
     def repeat(self, acf: Acf | None, arm: str) -> Evaluation:
+        child.progress(arm, kernel=self.objective.name)
         return evaluate(
             self.objective, acf, objectives=self.objectives, timeout=self._timeout, arm=arm
         )

@@ -1,0 +1,278 @@
+"""One run of one test in a process of its own, as pytest sees it: messages become reports."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pytest_compileiq.errors import CiqError
+from pytest_compileiq.isolation import crash as _crash
+from pytest_compileiq.isolation import messages
+from pytest_compileiq.isolation.crash import Crash, CrashProperties
+from pytest_compileiq.isolation.link import Ended, Link, LostError, NotStartedError
+from pytest_compileiq.isolation.messages import Kind, Progress
+from pytest_compileiq.verdict import Reason
+
+#: Holds what a test needs (the GPU, its clocks) around its process; yields its environment.
+EnvironmentFor = Callable[[pytest.Item], AbstractContextManager[dict[str, str]]]
+
+_ENDINGS = (Kind.DONE, Kind.QUIT, Kind.INTERRUPTED, Kind.ERROR)
+_REAL_EXITS = (pytest.exit.Exception, KeyboardInterrupt)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What came of it. ``lost`` says why the zygote is of no use any more."""
+
+    reports: list[pytest.TestReport] = field(default_factory=list)
+    ending: tuple[Any, ...] | None = None
+    crash: Crash | None = None
+    may_rerun: bool = True
+    lost: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return any(report.failed for report in self.reports)
+
+    @property
+    def stops_session(self) -> bool:
+        return self.ending is not None and self.ending[0] in (Kind.QUIT, Kind.INTERRUPTED)
+
+
+class Attempter:
+    """Runs items by one zygote. ``timeout_for`` gives seconds."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        link: Link,
+        *,
+        environment_for: EnvironmentFor,
+        timeout_for: Callable[[pytest.Item], float],
+        crash_properties: CrashProperties,
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._environment_for = environment_for
+        self._timeout_for = timeout_for
+        self._crash_properties = crash_properties
+
+    def __call__(self, item: pytest.Item, index: int) -> Attempt:
+        with ExitStack() as held:
+            call, error = phase(
+                item, "setup", lambda: held.enter_context(self._environment_for(item))
+            )
+            if call.excinfo is not None:
+                return Attempt([self._failed_phase(item, call, error)])
+            messages.flush_output()
+            attempt = self._run(item, (item.nodeid, index, place_of(item), call.result))
+            call, error = phase(item, "teardown", held.close)
+            if call.excinfo is not None:
+                attempt.reports.append(self._failed_phase(item, call, error))
+            return attempt
+
+    def _failed_phase(
+        self, item: pytest.Item, call: pytest.CallInfo[Any], error: CiqError | None
+    ) -> pytest.TestReport:
+        """The report of what went wrong around the process: no GPU, clocks not locked."""
+        report = pytest.TestReport.from_item_and_call(item, call)
+        if error is not None:
+            crash = Crash(error.reason, error.what, remedy=error.remedy)
+            report.user_properties = list(self._crash_properties(item, crash))
+        return report
+
+    def _run(self, item: pytest.Item, request: tuple[Any, ...]) -> Attempt:
+        listener = _Listener(item)
+        timeout = self._timeout_for(item)
+        attempt = Attempt(listener.reports)
+        seconds, crash = 0.0, None
+        try:
+            ended = self._link.run(request, timeout, listener)
+            seconds = ended.seconds
+            if not listener.complete:
+                crash = listener.crash(ended, timeout)
+        except NotStartedError as error:
+            crash = Crash(
+                Reason.UNFIT,
+                f"no process for it could be started: {error}",
+                remedy="free memory and process slots (ulimit -u, the cgroup's pids.max)",
+            )
+        except LostError as error:
+            attempt.lost = f"the server of isolated tests {error} while {item.nodeid} ran"
+            text = f"its process was lost with its server, which {error}"
+            crash = Crash(Reason.CRASHED, text, listener.progress, kept=listener.kept)
+        attempt.ending = listener.ending
+        attempt.may_rerun = listener.may_rerun
+        attempt.crash = crash
+        if crash is not None:
+            attempt.reports.append(self.report(item, crash, listener.next_phase, seconds))
+        return attempt
+
+    def report(
+        self, item: pytest.Item, crash: Crash, when: str, seconds: float = 0.0
+    ) -> pytest.TestReport:
+        """The failing report of a crash, with all that the dead process had written."""
+        sections = []
+        # The capture's files are shared: what is not read now would show in the next test.
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        if capture is not None and capture.is_globally_capturing():
+            names = ("stdout", "stderr")
+            sections = [
+                (f"Captured {name} {when}", text)
+                for name, text in zip(names, capture.read_global_capture(), strict=True)
+                if text
+            ]
+        return _crash.report(
+            item,
+            crash,
+            when=when,
+            seconds=seconds,
+            sections=sections,
+            properties=self._crash_properties(item, crash),
+        )
+
+
+class _Listener:
+    """Takes a child's messages, any of which may be nonsense from a damaged process."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.reports: list[pytest.TestReport] = []
+        self.progress = Progress()
+        self.kept: list[tuple[str, object]] = []
+        self.ending: tuple[Any, ...] | None = None
+        self.may_rerun = True
+        self._item = item
+
+    def __call__(self, message: tuple[Any, ...]) -> None:
+        try:
+            self._take(*message)
+        except Exception as error:
+            text = f"it sent a bad message: {type(error).__name__}: {error}"
+            self.ending = self.ending or (Kind.ERROR, text)
+
+    def _take(self, kind: str, *fields: Any) -> None:
+        if kind == Kind.PROGRESS:
+            self.progress = Progress(*(str(word) for word in fields))
+        elif kind == Kind.KEEP:
+            name, value = fields
+            self.kept.append((str(name), value))
+        elif kind == Kind.REPORT:
+            (data,) = fields
+            config = self._item.config
+            report = config.hook.pytest_report_from_serializable(config=config, data=data)
+            if report.nodeid != self._item.nodeid:
+                raise ValueError(f"a report of {report.nodeid}")
+            self.reports.append(report)
+        elif kind == Kind.WARNING:
+            replay_warning(self._item.config, *fields)
+        elif kind == Kind.RERUN:
+            (self.may_rerun,) = fields
+        elif kind in _ENDINGS:
+            self.ending = self.ending or (kind, *fields)
+        else:
+            raise ValueError(f"kind {kind}")
+
+    @property
+    def complete(self) -> bool:
+        """Did the process say all that it had to say?"""
+        if self.ending is None or self.ending[0] == Kind.ERROR:
+            return False
+        done = any(report.when == "teardown" for report in self.reports)
+        return done or self.ending[0] != Kind.DONE
+
+    @property
+    def next_phase(self) -> str:
+        """The phase that a report of the process's death belongs to."""
+        phases = [report for report in self.reports if type(report) is pytest.TestReport]
+        if not phases:
+            return "setup"
+        last = phases[-1]
+        return "call" if last.when == "setup" and last.passed else "teardown"
+
+    def crash(self, ended: Ended, timeout: float) -> Crash:
+        reason, details = Reason.CRASHED, _crash.own_frames(ended.stacks)
+        if self.ending is not None and self.ending[0] == Kind.ERROR:
+            text, _, rest = str(self.ending[1]).strip().partition("\n")
+            if rest:  # a traceback: its last line says most
+                text, details = f"its process failed in pytest: {rest.splitlines()[-1]}", rest
+        elif self.ending is not None:
+            text = "its process ended without the reports of the test"
+        elif ended.timed_out:
+            reason = Reason.HUNG
+            text = f"no end after {timeout:g} s, and its process was killed"
+        else:
+            text = f"its process {messages.describe(ended.code)} before its end"
+        remedy = _remedy(self.progress)
+        return Crash(reason, text, self.progress, remedy, tuple(self.kept), details)
+
+
+def _remedy(progress: Progress) -> str:
+    if progress.arm == "baseline":
+        return "the kernel itself is at fault, since no ACF was applied"
+    if progress.arm:
+        return f"do not ship {progress.arm}: search again, or remove it"
+    return "no arm had been announced, so look at the test's own code and fixtures"
+
+
+def phase(
+    item: pytest.Item, when: str, action: Callable[[], Any]
+) -> tuple[pytest.CallInfo[Any], CiqError | None]:
+    """Run a part of the item's protocol in this process, its output captured.
+
+    An error of this plugin says all by its text, so it comes back without a traceback, and itself.
+    """
+    capture = item.config.pluginmanager.getplugin("capturemanager")
+    error: CiqError | None = None
+
+    def captured() -> Any:
+        nonlocal error
+        with capture.item_capture(when, item) if capture else nullcontext():
+            try:
+                return action()
+            except CiqError as raised:
+                error = raised
+            pytest.fail(str(error), pytrace=False)
+
+    call = pytest.CallInfo.from_call(captured, when, reraise=_REAL_EXITS)  # type: ignore[arg-type]
+    return call, error
+
+
+def place_of(item: pytest.Item) -> str:
+    """The item as an argument of pytest, wherever that was started.
+
+    Not its nodeid: xdist's loadgroup changes that.
+    """
+    inside = f"{item.parent.nodeid if item.parent else ''}::{item.name}".partition("::")[2]
+    return f"{item.path}::{inside}"
+
+
+def replay_warning(
+    config: pytest.Config,
+    text: str,
+    module: str,
+    name: str,
+    filename: str,
+    line: int,
+    when: str,
+    nodeid: str,
+    location: Any,
+) -> None:
+    """Record here a warning that was made elsewhere, whatever the filters say here."""
+    import sys
+
+    category = getattr(sys.modules.get(module), name, None)
+    try:
+        message = category(text)  # type: ignore[misc]
+        if not isinstance(message, Warning):
+            raise TypeError(f"{name} is not a warning")
+    except Exception:
+        message = UserWarning(text)
+    made = warnings.WarningMessage(message, type(message), filename, line)
+    config.hook.pytest_warning_recorded.call_historic(
+        kwargs={"warning_message": made, "when": when, "nodeid": nodeid, "location": location}
+    )

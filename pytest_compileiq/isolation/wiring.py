@@ -1,0 +1,124 @@
+"""Which tests get a process of their own, and what the death of that process answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+
+from pytest_compileiq import marks as _marks
+from pytest_compileiq.errors import SettingsError
+from pytest_compileiq.isolation import child, crash, parent
+from pytest_compileiq.isolation.attempt import EnvironmentFor
+from pytest_compileiq.isolation.crash import Crash, Properties
+from pytest_compileiq.settings import Settings
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+#: Imported by the zygote, so that no child has to.
+_PRELOAD = ("pytest_compileiq.fixture", "resource")
+
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+def install(
+    config: pytest.Config,
+    chosen: Settings,
+    *,
+    before_fork: Callable[[], object],
+    environment_for: EnvironmentFor = parent.no_environment,
+) -> None:
+    """Register the isolation of tests that use a ``ciq`` fixture. Raises UsageError.
+
+    See ``parent.Isolation`` for the two callables.
+    """
+    why_not = parent.obstacle(config)
+    if why_not is not None:
+        if chosen.isolate == "require":
+            raise pytest.UsageError(
+                f"pytest-compileiq: {chosen.sources['isolate']} asks for isolation, and "
+                f"{why_not}\n  to do: run with --ciq-isolate=off"
+            )
+        return
+    mode: Literal["auto", "require"] = "require" if chosen.isolate == "require" else "auto"
+    plugin = parent.Isolation(
+        config,
+        wants_isolation=wants_isolation,
+        mode=mode,
+        environment_for=environment_for,
+        timeout_for=lambda item: chosen.timeout,
+        crash_properties=crash_properties,
+        before_fork=before_fork,
+        preload=_PRELOAD,
+    )
+    config.pluginmanager.register(plugin, parent.NAME)
+    config.pluginmanager.register(LateRequests(plugin), "compileiq-late-requests")
+
+
+def keep_torch_from_cuda(config: pytest.Config) -> None:
+    """Have ``torch.cuda.is_available()`` ask NVML: at import, CUDA itself would spoil every fork."""
+    if _NVML_CHECK not in os.environ:
+        os.environ[_NVML_CHECK] = "1"
+        config.add_cleanup(_forget_nvml_check)
+
+
+def _forget_nvml_check() -> None:
+    os.environ.pop(_NVML_CHECK, None)
+
+
+def wants_isolation(item: pytest.Item) -> bool:
+    """Does the test, or a fixture of it, use a fixture of this plugin that runs kernels?"""
+    return any(map(_runs_kernels, getattr(item, "fixturenames", ())))
+
+
+def _runs_kernels(fixture: str) -> bool:
+    return fixture == "ciq" or (fixture.startswith("ciq_") and fixture != "ciq_ptxas")
+
+
+class LateRequests:
+    """Fails a test that asks for a ``ciq`` fixture in a way that was not to be seen beforehand."""
+
+    def __init__(self, isolation: parent.Isolation) -> None:
+        self._isolation = isolation
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> None:
+        late = self._isolation.active and not child.inside()
+        if late and _runs_kernels(fixturedef.argname):
+            pytest.fail(
+                f"getfixturevalue asks for {fixturedef.argname} too late to isolate the test\n"
+                "  to do: make it an argument of the test, or name it in usefixtures",
+                pytrace=False,
+            )
+
+
+def crash_properties(item: pytest.Item, died: Crash) -> Properties:
+    """A record for every check that the test asked for: answered, crashed, or not judged."""
+    records = [json.loads(str(value)) for name, value in died.kept if name == "ciq"]
+    answered = {record["check"] for record in records}
+    try:
+        marks = list(_marks.marks_of(item))
+    except SettingsError:
+        marks = []
+    open_checks = [
+        check for check in (_marks.MARKS[name][0] for name in marks) if check not in answered
+    ]
+    running = died.progress.check or next(iter(open_checks), "")
+    if not running:
+        # A test that asked for no check has no answer to lose; that it died has to be on record.
+        return [*died.kept] if died.reason is Reason.UNFIT else crash.one_record(item, died)
+    verdicts = [crash.verdict(died, Check(running), item.name)]
+    verdicts += [
+        Verdict(
+            check=check,
+            kernel=died.progress.kernel or item.name,
+            status=Status.NOT_JUDGED,
+            message=f"the test's process {died.reason} before",
+        )
+        for check in open_checks
+        if check != running
+    ]
+    made = [("ciq", json.dumps(verdict.to_record(item.nodeid))) for verdict in verdicts]
+    return [*died.kept, *made]

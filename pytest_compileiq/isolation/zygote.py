@@ -1,0 +1,197 @@
+"""The zygote: a process that pytest forks once, and that forks a child for each isolated test.
+
+It has what was imported at the fork, no threads, and never touches a GPU. It serves one
+request at a time until pytest closes its end, or dies. Every process that a test leaves behind
+becomes the zygote's own child (it is a subreaper), and is killed with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from pytest_compileiq.isolation import messages
+from pytest_compileiq.isolation.messages import Kind
+
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+
+#: Seconds that processes which a test left behind get for ending by themselves:
+#: multiprocessing's resource tracker then unlinks the shared memory that the test leaked.
+ORPHANS_GRACE = 0.5
+#: Seconds for faulthandler to write the stacks of a child that is about to be killed.
+STACKS_GRACE = 0.2
+#: Seconds after which a sweep gives up on a process that SIGKILL does not end.
+SWEEP_LIMIT = 5.0
+
+#: Runs a test in the child: request, channel to pytest, file for stacks -> exit status.
+RunChild = Callable[[tuple[Any, ...], socket.socket, int], int]
+
+
+def main(control: socket.socket, run_child: RunChild, prepare: Callable[[], list[str]]) -> NoReturn:
+    """All that the zygote's process does. ``prepare`` returns codes of problems."""
+    status = 70
+    try:
+        os.setsid()  # out of reach for the terminal's signals, and for those to pytest's group
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(PR_SET_NAME, b"ciq-zygote")
+        parent = os.getppid()
+        handlers = {
+            number: signal.signal(number, handler)
+            for number, handler in (
+                (signal.SIGINT, signal.SIG_IGN),
+                (signal.SIGTERM, signal.SIG_IGN),
+                (signal.SIGCHLD, signal.SIG_DFL),
+            )
+        }
+        problems = prepare()
+        gc.freeze()  # no child's garbage collection touches, and so copies, what all of them share
+        messages.send(control, Kind.READY, problems)
+        with contextlib.suppress(EOFError, OSError):  # pytest is gone
+            Zygote(control, run_child, parent, handlers).serve()
+        status = 0
+    except OSError:  # pytest was gone before the start
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            sweep(grace=0)
+        finally:
+            os._exit(status)
+
+
+class Zygote:
+    """The loop over requests. ``handlers`` are the signal handlers that a child gets back."""
+
+    def __init__(
+        self, control: socket.socket, run_child: RunChild, parent: int, handlers: dict[Any, Any]
+    ) -> None:
+        self._control = control
+        self._run_child = run_child
+        self._parent = parent
+        self._handlers = handlers
+
+    def serve(self) -> None:
+        """Serve requests until pytest's end of the socket is closed."""
+        while True:
+            self._wait(self._control.fileno())
+            (kind, number, *request), fds = messages.receive(self._control)
+            if kind != Kind.RUN:  # for a child that has just ended, or never came to be
+                messages.send(self._control, Kind.EXIT, number, 0)
+                continue
+            try:
+                pid = self._fork(tuple(request), fds)
+            except OSError as error:
+                messages.send(self._control, Kind.NO_FORK, number, str(error))
+                continue
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            messages.send(self._control, Kind.PID, number, pid)
+            messages.send(self._control, Kind.EXIT, number, self._attend(pid, number))
+
+    def _wait(self, *fds: int) -> set[int]:
+        """Those of the descriptors that are ready. Raises EOFError when pytest has died.
+
+        The end of the socket alone would not tell: a process that pytest has forked may hold
+        that end open.
+        """
+        poller = select.poll()
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        while not (ready := poller.poll(1000)):
+            if os.getppid() != self._parent:
+                raise EOFError
+        return {fd for fd, _ in ready}
+
+    def _fork(self, request: tuple[Any, ...], fds: list[int]) -> int:
+        zygote, pid = os.getpid(), os.fork()
+        if pid == 0:
+            status = 70
+            channel = socket.socket(fileno=fds[0])
+            try:
+                self._control.close()
+                os.setsid()  # a group to kill, and no terminal that could stop it
+                _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                for number, handler in self._handlers.items():
+                    signal.signal(number, signal.SIG_DFL if handler is None else handler)
+                if os.getppid() == zygote:  # else it died before PDEATHSIG was set
+                    status = self._run_child(request, channel, fds[1])
+            except BaseException:
+                with contextlib.suppress(BaseException):
+                    messages.send(channel, Kind.ERROR, traceback.format_exc())
+            finally:
+                os._exit(status)
+        return pid
+
+    def _attend(self, pid: int, number: int) -> int:
+        """Wait for the child's end and obey commands; returns its exit code."""
+        ended, killed = os.pidfd_open(pid), False
+        try:
+            while ended not in self._wait(self._control.fileno(), ended):
+                (kind, meant, *_), _ = messages.receive(self._control)
+                if meant != number:
+                    continue
+                with contextlib.suppress(ProcessLookupError):
+                    if kind == Kind.INTERRUPT:
+                        os.kill(pid, signal.SIGINT)
+                    elif kind == Kind.KILL:
+                        killed = True
+                        os.kill(pid, signal.SIGUSR1)  # faulthandler writes all stacks
+                        select.select([ended], [], [], STACKS_GRACE)
+                        os.kill(pid, signal.SIGKILL)
+                        os.killpg(pid, signal.SIGKILL)
+        finally:
+            os.close(ended)
+        # Reaped only now: until then nobody else can get this process id, nor its group's.
+        _, status = os.waitpid(pid, 0)
+        sweep(grace=0 if killed else ORPHANS_GRACE)
+        return os.waitstatus_to_exitcode(status)
+
+
+def sweep(grace: float) -> None:
+    """Kill and reap all descendants of this process; they get ``grace`` seconds to end."""
+    start = time.monotonic()
+    while (passed := time.monotonic() - start) < grace + SWEEP_LIMIT:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid:
+            continue
+        if passed >= grace:
+            for child in children():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    group = os.getpgid(child)
+                    if group == os.getpgrp():  # forked, and not yet in a group of its own
+                        os.kill(child, signal.SIGKILL)
+                    else:
+                        os.killpg(group, signal.SIGKILL)  # the unreaped child pins its group
+        time.sleep(0.002)
+
+
+def children() -> Iterator[int]:
+    """Process ids of this process's children, zombies included."""
+    me = os.getpid()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == me:
+                yield int(name)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    ctypes.CDLL(None).prctl(option, value)

@@ -1,0 +1,412 @@
+"""What a test can do to the others: nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from .conftest import Suite
+
+LIMIT = 1  # seconds, of a hanging suite
+CRASHES = {
+    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+    "SIGABRT": ("os.abort()", "was killed by SIGABRT"),
+    "SIGKILL": ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    "real-time signal": ("os.kill(os.getpid(), 40)", "was killed by signal 40"),
+    "its group": ("os.killpg(0, 9)", "was killed by SIGKILL"),
+    "exit 0": ("os._exit(0)", "exited with status 0"),
+    "exit 70": ("os._exit(70)", "exited with status 70"),
+    "spin": ("while 1: pass", "hung"),
+    "spin in C": ("import re; re.match('(a*)*b', 'a' * 60)", "hung"),
+    "deaf": (
+        "[signal.signal(s, signal.SIG_IGN) for s in (15, 2, 1, 10)]\n    while 1: time.sleep(1)",
+        "hung",
+    ),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "hung"),
+    "exec": ("os.execv('/bin/true', ['true'])", "exited with status 0"),
+    "exec sleep": ("os.execv('/bin/sleep', ['sleep', '100'])", "hung"),
+    "closed fds": ("os.closerange(3, 500)", "exited with status 70"),
+    "grandchild holds the pipe": (
+        "os.fork() or (os.setsid(), time.sleep(100))\n    os._exit(3)",
+        "exited with status 3",
+    ),
+    "hangs with a grandchild": ("os.fork() or os.setsid()\n    time.sleep(100)", "hung"),
+    "100 MB of output": (
+        "for _ in range(100): print('x' * (1 << 20))\n    os.abort()",
+        "was killed by SIGABRT",
+    ),
+}
+
+
+IN_WORKERS = (
+    "spin",
+    "SIGSEGV",
+    "SIGKILL",
+    "exit 0",
+    "grandchild holds the pipe",
+    "100 MB of output",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        *(pytest.param(name, [], id=f"{name}-alone") for name in CRASHES),
+        *(pytest.param(name, ["-n2"], id=f"{name}-n2") for name in IN_WORKERS),
+    ],
+)
+def test_one_failing_test_with_its_reason(suite: Suite, name: str, workers: list[str]) -> None:
+    """Within the time limit and 2 s; the arm is named, no process is left, others go on."""
+    body, how = CRASHES[name]
+    suite.write(
+        test_a=f"""
+@pytest.fixture(scope="session")
+def s(): yield; jot("down")
+def test_0(): pass
+def test_1(ciq, s):
+    progress("O0", kernel="softmax", check="canary"); progress("best.acf")
+    jot(f"start {{time.time()}}")
+    {body}
+def test_2(ciq): jot("after"); assert inside()
+def test_3(): pass
+""",
+        conftest="""
+def pytest_runtest_logreport(report):
+    if report.failed: jot(f"end {time.time()}")
+""",
+    )
+    result = suite.run(
+        "-q", "-rf", f"--ciq-timeout={LIMIT}", "--ciq-json=x.json", *workers, timeout=60
+    )
+    assert result.counts == {"passed": 3, "failed": 1}, result.out
+    reason = "hung" if how == "hung" else "crashed"
+    text = f"no end after {LIMIT} s, and its process was killed"
+    if reason == "crashed":
+        text = f"its process {how} before its end"
+    message = f"{reason} at arm best.acf of softmax (canary): {text}"
+    assert f"isolated test {message}" in result.section("test_1"), result.out
+    assert f"FAILED test_a.py::test_1 - {message[:30]}" in result.out
+    times = dict(re.findall(r"(start|end) ([\d.]+)", "\n".join(suite.jots)))
+    # The machine may be busy: 2 s is the promise, and 3 more are the grace of this test.
+    assert float(times["end"]) - float(times["start"]) < (LIMIT if reason == "hung" else 0) + 5
+    (record,) = json.loads((suite.path / "x.json").read_text())["records"]
+    assert (record["check"], record["kernel"]) == ("canary", "softmax")
+    assert (record["status"], record["reason"]) == ("fail", reason)
+    assert record["numbers"]["arm"] == "best.acf"
+    assert "child after" in suite.jots
+    # Only a process that lost its channel is alive to tear down.
+    assert ("child down" in suite.jots) == (name == "closed fds")
+    if name in ("SIGSEGV", "SIGABRT", "spin", "spin in C"):
+        assert re.search(r'File ".*test_a.py", line \d+ in test_1', result.section("test_1"))
+
+
+def test_a_crash_of_the_baseline_is_the_kernel_s_fault(suite: Suite) -> None:
+    suite.write(
+        test_a="""
+def test_1(ciq): progress("baseline"); os.abort()
+def test_2(ciq): progress("best.acf"); os.abort()
+def test_3(ciq): os.abort()
+"""
+    )
+    result = suite.run()
+    assert "crashed at arm baseline: " in result.section("test_1")
+    assert "the kernel itself is at fault" in result.section("test_1")
+    assert "do not ship best.acf" in result.section("test_2")
+    assert "no arm had been announced" in result.section("test_3")
+
+
+def test_records_of_a_test_that_dies_halfway(suite: Suite) -> None:
+    """What was answered before stays; what would have come after is not judged."""
+    suite.write(
+        test_a="""
+from pytest_compileiq import Kernel
+from pytest_compileiq.subjects.kernel import Build
+def build(acf):
+    if acf is not None: os.abort()
+    return Build()
+@pytest.mark.ciq_canary(o0="o.acf")
+@pytest.mark.ciq_max_cv(5)
+def test_1(ciq): ciq.check(Kernel(build, name="mine"))
+"""
+    )
+    (suite.path / "o.acf").write_bytes(b"not an ACF, and never read")
+    suite.run("--ciq-json=x.json")
+    records = json.loads((suite.path / "x.json").read_text())["records"]
+    found = [(record["check"], record["status"], record["reason"]) for record in records]
+    assert found == [("canary", "fail", "crashed"), ("cv", "not-judged", None)]
+    assert "at arm damaged-o.acf of mine (canary)" in records[0]["message"]
+
+
+def test_a_verdict_before_the_crash_is_kept(suite: Suite) -> None:
+    suite.write(
+        test_a="""
+import json
+RECORD = {"check": "canary", "kernel": "k", "status": "pass", "reason": None, "message": ""}
+RECORD |= {"nodeid": "", "remedy": "", "numbers": {}, "samples": []}
+@pytest.mark.ciq_canary
+@pytest.mark.ciq_max_cv(5)
+def test_1(ciq): keep("ciq", json.dumps(RECORD)); progress("best.acf", kernel="k"); os.abort()
+"""
+    )
+    suite.run("--ciq-json=x.json")
+    records = json.loads((suite.path / "x.json").read_text())["records"]
+    found = [(record["check"], record["status"], record["reason"]) for record in records]
+    assert found == [("canary", "pass", None), ("cv", "fail", "crashed")]
+
+
+def test_progress_is_nothing_outside(suite: Suite) -> None:
+    suite.write(test_a="def test_1(ciq): progress('x'); keep('a', 1); assert not inside()\n")
+    assert suite.run(isolate="off").counts == {"passed": 1}
+
+
+def test_ordinary_ends_have_the_same_text(suite: Suite) -> None:
+    suite.write(
+        test_a="""
+import threading
+def test_sys_exit(ciq): sys.exit(3)  # a failure, as in one process
+class Odd(Exception):
+    def __init__(self, lock): self.lock = lock
+    def __reduce__(self): raise TypeError("not picklable")
+    def __repr__(self): return "Odd()"
+def test_unpicklable(ciq): raise Odd(threading.Lock())
+def test_unpicklable_assert(ciq): assert threading.Lock() == (x for x in ())
+class BadRepr:
+    def __repr__(self): raise ValueError("no repr")
+def test_bad_repr(ciq): assert BadRepr() == 1
+class BadStr(Exception):
+    def __str__(self): raise ValueError("no str")
+def test_bad_str(ciq): raise BadStr
+def test_huge(ciq): raise ValueError("x" * 10_000_000)
+def test_surrogates(ciq): raise ValueError("\\udcff\\x00\\u2028")
+def test_group(ciq): raise ExceptionGroup("many", [ValueError(1), TypeError(2)])
+def test_chain(ciq):
+    try: 1 / 0
+    except ZeroDivisionError as e: raise RuntimeError("second") from e
+def test_recursion(ciq): test_recursion(ciq)
+def test_base(ciq): raise BaseException("base")
+def test_generator_exit(ciq): raise GeneratorExit
+def test_last(ciq): pass
+"""
+    )
+    texts = []
+    for isolate in ("require", "off"):
+        result = suite.run("-q", "--tb=short", isolate=isolate)
+        assert result.counts == {"passed": 1, "failed": 12}
+        texts.append(re.sub(r"0x[0-9a-f]+|in [\d.]+s", "", result.out))
+    assert texts[0] == texts[1]
+
+
+def test_processes_that_a_test_leaves_behind(suite: Suite) -> None:
+    suite.write(
+        test_a="""
+import multiprocessing, threading
+from suite_support import kids
+def test_sleep(ciq): subprocess.Popen(["sleep", "100"])
+def test_setsid(ciq): subprocess.Popen(["sleep", "100"], start_new_session=True)
+def test_double_fork(ciq):
+    if not os.fork():
+        os.setsid()
+        if not os.fork(): time.sleep(100)
+        os._exit(0)
+def test_fork_holds_everything(ciq):  # a fork keeps the report's channel open
+    if not os.fork(): time.sleep(100); os._exit(0)
+def test_inheriting(ciq): subprocess.Popen(["sleep", "100"], close_fds=False)
+def test_fork_bomb(ciq):
+    for n in range(50):
+        if not os.fork():
+            if not os.fork(): os.setsid() if n % 2 else None; time.sleep(100)
+            time.sleep(100); os._exit(0)
+def test_fork_comes_back(ciq): os.fork()  # both processes return into pytest
+def test_fork_raises(ciq):
+    if not os.fork(): raise ValueError("in the fork")
+def test_daemon_thread(ciq):
+    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+def test_other_thread(ciq): threading.Thread(target=time.sleep, args=(100,)).start()
+def test_zombies(ciq):
+    for _ in range(20):
+        if not os.fork(): os._exit(0)
+def test_pool(ciq):
+    with multiprocessing.get_context("fork").Pool(2) as p: assert p.map(abs, [-1, -2]) == [1, 2]
+def test_spawn(ciq):
+    p = multiprocessing.get_context("spawn").Process(target=print, args=("hi",))
+    p.start(); p.join(); assert p.exitcode == 0
+def test_crash_with_kids(ciq):
+    for n in range(5): subprocess.Popen(["sleep", "100"], start_new_session=n % 2 == 0)
+    os._exit(1)
+def test_main_has_one_child():
+    (zygote,) = kids()
+    assert kids(zygote) == []  # no zombie, no orphan
+"""
+    )
+    result = suite.run("-q", "-Wignore")
+    assert result.counts == {"passed": 14, "failed": 1}, result.out
+    assert "test_crash_with_kids" in result.out.split("FAILURES")[1]
+
+
+def test_leaked_shared_memory_is_unlinked(suite: Suite) -> None:
+    """multiprocessing's resource tracker has the time to do it."""
+    suite.write(
+        test_a="""
+from multiprocessing import shared_memory
+def test_1(ciq): jot(shared_memory.SharedMemory(create=True, size=100).name)
+def test_2():
+    time.sleep(0.1)
+    assert not os.path.exists("/dev/shm/" + open(os.environ["JOT"]).read().split()[-1])
+"""
+    )
+    assert suite.run().counts == {"passed": 2}
+
+
+def test_no_leaks_after_200_items(suite: Suite) -> None:
+    suite.write(
+        test_a="""
+import re
+from suite_support import kids
+def state():
+    zygote, = kids()
+    rss = re.search(r"VmRSS:\\s+(\\d+)", open(f"/proc/{zygote}/status").read())[1]
+    fds = [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), zygote)]
+    return *fds, len(kids(zygote)), int(rss) // 1024
+FIRST = []
+def test_0(ciq): pass
+def test_1(): FIRST[:] = state()
+@pytest.mark.parametrize("n", range(200))
+def test_2(ciq, n):
+    if n % 10 == 3: os._exit(1)
+    if n % 10 == 5: os.kill(os.getpid(), 9)
+    if n % 10 == 7: assert 0
+def test_3():
+    now = state(); jot((FIRST, now))
+    assert list(now[:3]) == FIRST[:3] and now[3] - FIRST[3] <= 2
+"""
+    )
+    result = suite.run("-q", "--tb=no", timeout=180)
+    assert result.counts == {"passed": 143, "failed": 60}, suite.jots
+
+
+def test_garbage_on_the_channel(suite: Suite) -> None:
+    """A child whose memory is damaged may write anything: a failing report comes of it."""
+    suite.write(
+        test_a="""
+import pickle, socket
+from pytest_compileiq.isolation import child
+class Evil:
+    def __reduce__(self): return (os.system, ("echo evil > evil.txt",))
+def put(data, fds=()): socket.send_fds(child._channel._peer, [data], fds)
+def test_noise(ciq): put(b"noise")
+def test_evil(ciq): put(b"i" + pickle.dumps(("progress", Evil())))
+def test_number(ciq): put(b"i" + pickle.dumps(7))
+def test_kind(ciq): put(b"i" + pickle.dumps(("nothing", 7)))
+def test_report(ciq): put(b"i" + pickle.dumps(("report", {})))
+def test_other_kind(ciq): put(b"i" + pickle.dumps(("pid", 1, 1)))
+def test_pipe(ciq): put(b"m", [os.pipe()[0]])  # reading it would wait for ever
+def test_no_memory(ciq): put(b"m")
+def test_cut(ciq): put(b"i" + pickle.dumps(("progress", "x" * 100_000))[:50_000])
+def test_fds(ciq): put(b"i" + pickle.dumps(("keep", "a", 1)), [0, 1, 2]); jot("fds")
+def test_after(ciq): pass
+"""
+    )
+    result = suite.run("-q", "--ciq-timeout=5")
+    assert result.counts["passed"] == 2 + result.counts.get("error", 0), result.out
+    assert result.counts.get("failed", 0) + result.counts.get("error", 0) == 9, result.out
+    assert "INTERNAL" not in result.out
+    assert result.out.count("isolated test crashed: it sent a bad message: ") == 9
+    assert not (suite.path / "evil.txt").exists()
+
+
+def test_a_fork_that_fails(suite: Suite) -> None:
+    """The process limit is reached in the zygote: the test fails, the next ones run."""
+    suite.write(
+        conftest="""
+real, main = os.fork, os.getpid()
+def fork():
+    if os.getpid() != main and os.path.exists("full"):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return real()
+os.fork = fork
+""",
+        test_a="""
+def test_1(ciq): pass
+def test_2(): open("full", "w").close()
+def test_3(ciq): pass
+def test_4(): os.unlink("full")
+def test_5(ciq): pass
+""",
+    )
+    result = suite.run()
+    assert result.counts == {"passed": 4, "error": 1}
+    assert "no process for it could be started: [Errno 11]" in result.out
+
+
+STUB_CUDA = """
+int cuCtxGetCurrent(void **c) { *c = (void *)1; return 0; }
+int cuCtxSynchronize(void) { return %d; }
+int cuGetErrorName(int code, const char **name) { *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; return 0; }
+"""
+
+
+@pytest.mark.parametrize(("code", "sticky"), [(700, True), (0, False), (2, False)])
+def test_a_sticky_cuda_error_is_a_crash(suite: Suite, code: int, sticky: bool) -> None:
+    """The process lives on, but its context is dead: named like a crash, with the arm."""
+    (suite.path / "cuda.c").write_text(STUB_CUDA % code)
+    library = suite.path / "libcuda.so.1"
+    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, "cuda.c"]
+    subprocess.run(command, check=True, cwd=suite.path)
+    suite.write(
+        test_a=f"""
+import ctypes
+def test_1(ciq):
+    progress("best.acf", kernel="attn", check="win")
+    ctypes.CDLL("{library}")
+    raise RuntimeError("some error of a framework")
+def test_2(ciq): raise ValueError  # CUDA was never loaded here
+"""
+    )
+    result = suite.run("--ciq-json=x.json")
+    assert result.counts == {"failed": 2}
+    text = "crashed at arm best.acf of attn (win): the CUDA context died of"
+    assert (f"{text} CUDA_ERROR_ILLEGAL_ADDRESS" in result.section("test_1")) == sticky
+    assert "some error of a framework" in result.section("test_1")
+    records = json.loads((suite.path / "x.json").read_text())["records"]
+    assert [record["reason"] for record in records] == ["crashed"] * sticky
+
+
+def test_junit_xml_of_crashes(suite: Suite) -> None:
+    suite.write(
+        test_a="""
+@pytest.fixture
+def bad_setup(): os._exit(3)
+@pytest.fixture
+def bad_teardown(): yield; os._exit(4)
+def test_ok(ciq): pass
+def test_setup(ciq, bad_setup): pass
+def test_call(ciq): print("part"); os._exit(5)
+def test_teardown(ciq, bad_teardown): pass
+def test_xml(ciq, record_xml_attribute, record_testsuite_property):
+    record_xml_attribute("attr", "lost"); record_testsuite_property("suite", "lost")
+"""
+    )
+    result = suite.run("--junitxml=x.xml", "-Wignore")
+    assert [result.counts[word] for word in ("passed", "failed", "error")] == [3, 1, 2]
+    tree = ET.parse(suite.path / "x.xml")
+    found = {
+        case.get("name"): [
+            (part.tag, part.get("message") or "")
+            for part in case
+            if part.tag in ("failure", "error")
+        ]
+        for case in tree.iter("testcase")
+    }
+    assert found["test_ok"] == found["test_xml"] == []
+    ((tag, message),) = found["test_call"]
+    assert tag == "failure"
+    assert message == "crashed: its process exited with status 5 before its end"
+    assert found["test_setup"][0][0] == found["test_teardown"][0][0] == "error"
+    counted = next(tree.iter("testsuite"))
+    assert (counted.get("errors"), counted.get("failures")) == ("2", "1")
+    # As with xdist: these live in the memory of the child.
+    assert "lost" not in (suite.path / "x.xml").read_text()
