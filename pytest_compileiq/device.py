@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
+from pytest_compileiq import records
 from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu import identity
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.session import Held, Policy, acquire, adopted, require_fit
 from pytest_compileiq.settings import Settings
-
-#: The report's user property that carries what a test's GPU did, as JSON.
-PROPERTY = "ciq-gpu"
 
 GPUS: pytest.StashKey[tuple[Gpu, ...]] = pytest.StashKey()
 _FORMER: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
@@ -103,9 +101,9 @@ def held(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterat
             with mine.window() as window:
                 yield mine
             # A rerun of the same item must not carry the former attempt's.
-            item.user_properties[:] = [p for p in item.user_properties if p[0] != PROPERTY]
+            item.user_properties[:] = [p for p in item.user_properties if p[0] != records.GPU]
             item.user_properties.append(
-                (PROPERTY, json.dumps(_record(item, mine, window.evidence)))
+                (records.GPU, json.dumps(_record(item, mine, window.evidence)))
             )
             require_fit(window.evidence, Policy(settings.clocks, settings.sm_mhz))
     except GpuError as error:

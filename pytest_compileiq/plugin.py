@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_compileiq import records
 from pytest_compileiq import settings as _settings
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.gpu.session import Held
     from pytest_compileiq.marks import Params
-    from pytest_compileiq.report.collector import Collector
-    from pytest_compileiq.report.gpus import GpuUses
     from pytest_compileiq.settings import Settings
     from pytest_compileiq.toolchain.assembler import Assembler
     from pytest_compileiq.verdict import Check, Verdict
@@ -32,11 +31,6 @@ VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
 HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
 #: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.
 NO_GPU: pytest.StashKey[str] = pytest.StashKey()
-
-#: Names of the report's user properties: a verdict as JSON, what the GPU did, a folder kept.
-PROPERTY = "ciq"
-GPU = "ciq-gpu"
-KEPT = "ciq-kept"
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -79,7 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Reporter(config), "compileiq-reporter")
+        from pytest_compileiq.report.reporter import Reporter
+
+        config.pluginmanager.register(Reporter(config.stash[SETTINGS].json), "compileiq-reporter")
     chosen = config.stash[SETTINGS]
     if chosen.isolate == "require" or (chosen.isolate == "auto" and chosen.gpu is not None):
         _isolate(config, chosen)
@@ -142,7 +138,7 @@ def ciq(request: pytest.FixtureRequest) -> CIQ:
 
     def record(verdict: Verdict) -> None:
         item.stash[VERDICTS].append(verdict)
-        child.keep(PROPERTY, json.dumps(verdict.to_record(item.nodeid)))
+        child.keep(records.VERDICT, json.dumps(verdict.to_record(item.nodeid)))
 
     helper = CIQ(
         folder=request.path.parent,
@@ -219,12 +215,13 @@ def pytest_runtest_makereport(
             report.longrepr = complaint
     # Rebuilt at each report: subtests report the call several times, and a fixture that fails
     # in setup may have had its verdicts already.
-    item.user_properties[:] = [e for e in item.user_properties if e[0] not in (PROPERTY, KEPT)]
+    own = (records.VERDICT, records.KEPT)
+    item.user_properties[:] = [entry for entry in item.user_properties if entry[0] not in own]
     for verdict in item.stash.get(VERDICTS, ()):
-        item.user_properties.append((PROPERTY, json.dumps(verdict.to_record(item.nodeid))))
+        item.user_properties.append((records.VERDICT, json.dumps(verdict.to_record(item.nodeid))))
     assembler = item.config.stash.get(ASSEMBLER, None)
     if assembler is not None and assembler.kept is not None:
-        item.user_properties.append((KEPT, str(assembler.kept)))
+        item.user_properties.append((records.KEPT, str(assembler.kept)))
     report.user_properties = list(item.user_properties)
     return report
 
@@ -281,70 +278,3 @@ def _unfit(item: pytest.Item, checks: list[Check], kernel: str, message: str, re
         for check in checks
     ]
     return f"{message}\n  to do: {remedy}"
-
-
-class Reporter:
-    """Gathers verdicts on the process that the user started, and prints and writes them.
-
-    They ride on the reports' user properties, so they arrive from xdist's workers too.
-    """
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._collector: Collector | None = None
-        self._gpus: GpuUses | None = None
-        self._complaints: list[str] = []
-        self._kept: set[str] = set()
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "setup" and self._collector is not None:
-            self._collector.start(report.nodeid)
-        names = {name for name, _ in report.user_properties}
-        if KEPT in names:
-            self._kept |= {str(value) for name, value in report.user_properties if name == KEPT}
-        if GPU in names:
-            if self._gpus is None:
-                from pytest_compileiq.report.gpus import GpuUses
-
-                self._gpus = GpuUses()
-            self._gpus.add(report, GPU)
-        if PROPERTY not in names:
-            return
-        if self._collector is None:
-            from pytest_compileiq.report.collector import Collector
-
-            self._collector = Collector()
-        self._collector.add(report, PROPERTY)
-
-    def pytest_sessionfinish(self) -> None:
-        path = self._config.stash[SETTINGS].json
-        if path is None or self._config.option.collectonly:
-            return
-        from pytest_compileiq.report import json as _json
-
-        try:
-            _json.write(path, self._records(), [] if self._gpus is None else self._gpus.records)
-        except (OSError, ValueError) as error:
-            self._complaints.append(
-                f"--ciq-json: {path} cannot be written ({error}); no verdict is changed"
-            )
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self._collector is not None:
-            from pytest_compileiq.report.terminal import write_table
-
-            write_table(terminalreporter, self._records())
-        if self._gpus is not None:
-            if self._collector is None:
-                terminalreporter.section("compileiq")
-            for line in self._gpus.lines():
-                terminalreporter.write_line(line)
-            for line in self._gpus.warnings():
-                terminalreporter.write_line(f"  {line}", yellow=True)
-        for folder in sorted(self._kept):
-            terminalreporter.write_line(f"--ciq-keep: ACFs and builds are in {folder}")
-        for complaint in self._complaints:
-            terminalreporter.write_line(f"pytest-compileiq: {complaint}", yellow=True)
-
-    def _records(self) -> list[dict[str, Any]]:
-        return [] if self._collector is None else self._collector.records

@@ -19,6 +19,7 @@ RANK = {
     "verdict": 0,
     "errors": 1,
     "files": 1,
+    "records": 1,
     "settings": 2,
     "hookspecs": 2,
     "marks": 2,

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from random import Random
+from typing import Any, ClassVar
 
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.isolation import child
@@ -15,6 +16,9 @@ from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import Resources, parse_resources
+
+#: Enqueues one launch on the current CUDA stream and does not wait for it.
+Launch = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,17 @@ class Build:
     the build returns, or None when the build cannot give it: then nothing can be proven about
     arrival and effect. ``ptxas_log`` is the output of ``ptxas -v``, from which registers and
     spills are read.
+
+    ``launch`` runs the kernel on the buffers that the kernel's ``check`` reads; None when there
+    is no GPU. ``load(buffers)`` loads the machine code once more, at another address, and
+    returns a launch on the buffers that ``Kernel.place`` gave. Without it every measurement is
+    of one placement, and what that placement is worth cannot be told from what the ACF is.
     """
 
     cubin: bytes | Path | None = None
     ptxas_log: str | None = None
+    launch: Launch | None = None
+    load: Callable[[Any], Launch] | None = None
 
     @functools.cached_property
     def code(self) -> Cubin | None:
@@ -65,6 +76,10 @@ class Kernel:
     ``build`` has to hand the path to ptxas unchanged (``--apply-controls=<path>``), and must
     not apply any ACF when it gets None. ``entry`` names the entry function when the cubin has
     several.
+
+    For a GPU: ``check()`` raises when the results of the last launch are wrong, ``outputs`` are
+    the buffers that a launch writes, filled with NaN before each check, and ``place(random)``
+    returns copies of the working buffers at new addresses, for ``Build.load``.
     """
 
     #: Whether ``build_all`` honours ``Arm.flags``, so that raw -O0 and -O3 can be asked for.
@@ -76,14 +91,24 @@ class Kernel:
         *,
         name: str | None = None,
         entry: str | None = None,
+        check: Callable[[], object] | None = None,
+        outputs: Sequence[Any] = (),
+        place: Callable[[Random], Any] | None = None,
     ) -> None:
         self._build = build
         self.name = str(name or getattr(build, "__name__", type(build).__name__))
         self.entry = entry
+        self.check = check
+        self.outputs = tuple(outputs)
+        self._place = place
 
     def build(self, acf: Path | None) -> Build:
         """Compile the kernel with the ACF at that path, or without any."""
         return self._build(acf)
+
+    def place(self, random: Random) -> Any:
+        """The working buffers at new addresses; both arms of a comparison share them."""
+        return None if self._place is None else self._place(random)
 
     def build_all(
         self, arms: Sequence[Arm], assembler: Assembler, folder: Path
