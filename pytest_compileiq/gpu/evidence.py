@@ -133,10 +133,13 @@ def judge(
     """Weigh one window. ``start`` and ``end`` are the guardian's snapshots, ``processes`` all that
     were seen in it, ``trusted`` whether PIDs mean the same here, ``before`` who was busy earlier."""
     notes: list[str] = []
-    busy = [s for s in samples if s.busy and s.sm_mhz is not None]
+    # An H200 leaves the idle bit off, and its clock up, for 2 s after its last kernel.
+    worked = any(s.busy_percent is None or s.busy_percent > 0 for s in samples)
+    loaded = samples if worked else ()
+    busy = [s for s in loaded if s.busy and s.sm_mhz is not None]
     expected = _expected(busy, state)
     band = _band(expected, state)
-    settled = _settled(samples, band)
+    settled = _settled(loaded, band)
     counters = _grown(start["counters"], end["counters"])
     throttling = _throttling(settled, counters)
     foreign = _foreign(processes, start["processes"], trusted, notes)

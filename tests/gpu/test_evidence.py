@@ -75,6 +75,22 @@ def test_the_band_is_one_step_or_one_percent(mhz: int, condition: str) -> None:
     assert evidence(*[(mhz, 0)] * 20).condition.value == condition
 
 
+def test_a_card_that_stays_awake_after_its_last_kernel_is_not_busy() -> None:
+    """Read on an H200: for 2 s no idle bit and the highest clock, and 0 % utilisation."""
+    awake = [sample._replace(busy_percent=0) for sample in samples(*[(1980, 0)] * 20)]
+    ends = {"counters": NO_COUNTERS, "processes": ()}
+    found = judge(
+        awake,
+        start={"sample": [0.0], **ends},
+        end={"sample": [0.4], **ends},
+        processes=(),
+        state=UNLOCKED,
+        trusted=True,
+    )
+    assert found.condition is Condition.UNVERIFIED
+    assert found.busy_samples == 0
+
+
 def test_a_lagging_reading_at_the_start_is_not_counted() -> None:
     found = evidence((345, 0), (345, 0), (1200, 0), *HELD)
     assert found.condition is Condition.CLEAN
