@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_compileiq.errors import GpuError
+from pytest_compileiq.gpu import journal
 from pytest_compileiq.gpu.clocks import ClockState, RestoreError, guarded, locked
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.lease import Lease
@@ -26,8 +28,11 @@ from tests.gpu.test_rows import journals, write_journal
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"domains": 7}', '{"domains": {"sm": 1}}', "\xff"]
-)
+    "text",
+    ["", "{", "[]", "null", '{"domains": 7}', '{"domains": {"sm": 1}}', "\xff", "[" * 60_000,
+     '{"version": 2, "domains": {"sm": [1, 1]}}', '{"version": 1, "domains": {}}'],
+    ids=lambda text: text[:20],
+)  # fmt: skip
 def test_a_corrupt_journal_means_reset_all(
     machine: Machine, gpu: Gpu, folder: Path, text: str
 ) -> None:
@@ -76,6 +81,51 @@ def test_a_journal_that_may_not_be_acted_on_stays(new_machine: NewMachine, folde
         assert any("could not be reset (codes {'sm': 4})" in note for note in held.notes)
         assert not held.clocks.locked
     assert len(journals(folder)) == 1
+
+
+def test_a_pipe_in_the_journal_s_place_holds_nobody_up(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
+    os.mkfifo(folder / f"{machine.uuid()}.json")
+    start = time.monotonic()
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert any("not ours to act on" in note for note in held.notes)
+    assert time.monotonic() - start < 10
+    assert [call.fn for call in machine.changes()] == [SET, RESET]
+
+
+SHORT = """
+import os, resource, sys
+from pytest_compileiq.gpu import journal
+resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
+folder = os.open(sys.argv[1], os.O_RDONLY)
+try:
+    journal.write(folder, "GPU-1", {"domains": {"sm": [1500, 1500]}})
+except OSError as error:
+    print(error.errno)
+print(sorted(os.listdir(folder)))
+"""
+
+
+def test_a_journal_that_fits_in_part_is_none(folder: Path) -> None:
+    """The kernel takes the first 40 bytes: a nearly full disk. The former journal stays."""
+    (folder / "GPU-1.json").write_text("former")
+    run = subprocess.run(
+        [sys.executable, "-c", SHORT, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [str(errno.EFBIG), "['GPU-1.json']"]
+    assert (folder / "GPU-1.json").read_text() == "former"
+
+
+def test_a_journal_overwrites_nothing_that_was_put_in_its_way(folder: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    os.link(precious, folder / f".GPU-1.json.{os.getpid()}")
+    fd = os.open(folder, os.O_RDONLY)
+    journal.write(fd, "GPU-1", {"domains": {"sm": [1, 1]}})
+    os.close(fd)
+    assert precious.read_text() == "content"
+    assert [path.name for path in folder.iterdir()] == ["GPU-1.json"]
 
 
 def test_the_journal_tells_who_and_what(machine: Machine, gpu: Gpu, folder: Path) -> None:
