@@ -91,6 +91,7 @@ def test_a_bare_number_counts_in_the_callers_list(
         ("1", {"CUDA_VISIBLE_DEVICES": "0,-1,1"}, "shows 1 GPU"),
         ("1", {"CUDA_VISIBLE_DEVICES": "0,9,1"}, "shows 1 GPU"),
         ("0", {"CUDA_VISIBLE_DEVICES": ""}, "shows no GPU"),
+        ("0", {"CUDA_VISIBLE_DEVICES": "9" * 5000}, "shows no GPU"),
         ("0", {"CUDA_VISIBLE_DEVICES": "GPU-00000006"}, "shows no GPU"),
     ],
 )
