@@ -203,6 +203,51 @@ def inner(request):
     assert len(machine.log(SET)) == 1
 
 
+NESTED = """
+import os, subprocess, sys
+def test_inside(ciq_gpu): print("INSIDE", ciq_gpu.gpu.index)
+def test_outside(ciq_gpu):
+    command = [sys.executable, "-m", "pytest", "-s", "-k", "inside", {args!r}, "--ciq-lease-dir={folder}"]
+    print(subprocess.run(command, capture_output=True, text=True).stdout)
+"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "used", "locks"),
+    [("0", "nvml:1", 1, 2), ("0,1", "0,1", 0, 1), ("1", "1", 1, 1)],
+)
+def test_a_run_inside_a_test_uses_the_gpu_it_asked_for(
+    machine: Machine, run: Run, folder: Path, outer: str, inner: str, used: int, locks: int
+) -> None:
+    machine.asked = {0, 1}
+    source = NESTED.format(args=f"--ciq-gpu={inner}", folder=folder)
+    result = run(source, "-s", f"--ciq-gpu={outer}", "-k", "outside")
+    result.stdout.fnmatch_lines([f"*INSIDE {used}", "*1 passed*", "*1 passed*"])
+    assert len(machine.log(SET)) == locks
+
+
+@pytest.mark.parametrize("text", ["", "null", "7", '{"spec": "0"}', '{"spec": "0", "uuids": 1}'])
+def test_a_choice_handed_on_that_cannot_be_read(
+    machine: Machine, run: Run, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("PYTEST_CIQ_CHOSEN_GPU", text)
+    run("def test_it(): pass", "--ciq-gpu=0", "--ciq-isolate=off").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("broken", ["option", "conftest"])
+def test_the_environment_is_put_back_after_a_usage_error(
+    machine: Machine, pytester: pytest.Pytester, broken: str
+) -> None:
+    if broken == "conftest":
+        pytester.makeconftest("1 / 0")
+    clocks = "always" if broken == "option" else "auto"
+    code = (
+        f"import os, pytest\nassert pytest.main(['--ciq-gpu=0', '--ciq-clocks={clocks}']) == 4\n"
+        "print('LEFT', [name for name in os.environ if name.startswith(('CUDA_', 'PYTEST_CIQ_'))])"
+    )
+    pytester.run(sys.executable, "-c", code).stdout.fnmatch_lines(["LEFT []"])
+
+
 def test_a_gpu_in_use_is_an_error_that_names_the_holder(
     machine: Machine, run: Run, folder: Path
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu import journal
+from pytest_compileiq.gpu.card import relation
 from pytest_compileiq.gpu.clocks import ClockState, RestoreError, guarded, locked
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.lease import Lease
@@ -291,22 +292,42 @@ def test_locked_is_all_that_is_needed(
 def test_adopting_what_an_ancestor_holds(machine: Machine, gpu: Gpu, folder: Path) -> None:
     code = (
         "from pytest_compileiq.gpu.session import adopted\n"
-        "with adopted() as held: print(held and (held.gpu.index, held.state))"
+        "from pytest_compileiq.gpu.identity import Gpu\n"
+        f"with adopted([Gpu({machine.uuid()!r}, 0, '', '')]) as held: "
+        "print(held and (held.gpu.index, held.state))"
     )
     with acquire([gpu], folder=folder, sm_mhz=1500) as held:
         env = {**os.environ, **held.environment}
         run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert run.stdout == "(0, 'locked (1500 MHz)')\n", run.stderr
     token = json.loads(held.environment[VARIABLE])
-    stranger = {VARIABLE: json.dumps({**token, "pid": 1 if os.getppid() != 1 else 2})}
+    with adopted([gpu_of(machine, 1)], held.environment) as none:  # not the one asked for here
+        assert none is None
     foreign = subprocess.Popen(["sleep", "30"])
     try:
         stranger = {VARIABLE: json.dumps({**token, "pid": foreign.pid})}
-        with adopted(stranger) as none:  # left over from a process that is not our ancestor
+        with adopted([gpu], stranger) as none:  # left over from a process that is not our ancestor
             assert none is None
     finally:
         foreign.kill()
         foreign.wait()
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "garbage", '{"pid": 1, "gpu": {}}'])
+def test_a_held_gpu_that_cannot_be_read_is_none(gpu: Gpu, text: str) -> None:
+    with adopted([gpu], {VARIABLE: text}) as none:
+        assert none is None
+
+
+def test_pid_1_has_descendants_too() -> None:
+    """In a container pytest often is PID 1, and its tests must know that the GPU is theirs."""
+    ancestors = [os.getpid()]
+    while ancestors[-1] > 0:
+        stat = Path(f"/proc/{ancestors[-1]}/stat").read_text()
+        ancestors.append(int(stat.rpartition(")")[2].split()[1]))
+    first = ancestors[-2]  # whose parent is 0: outside of this PID namespace, or none
+    assert relation(os.getpid(), first) == "ours"
+    assert relation(first, os.getpid()) == ("ours" if first == os.getpid() else "foreign")
 
 
 def test_ready_within_50_ms_and_half_a_second_a_test(
