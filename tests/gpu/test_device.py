@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -294,7 +295,7 @@ def test_reset_clocks(machine: Machine, folder: Path) -> None:
     where = f"--ciq-lease-dir={folder}"
     nothing = command("reset-clocks", where)
     assert (nothing.returncode, nothing.stdout) == (
-        0, "nothing to reset: no run has left clocks locked\n",
+        0, f"nothing to reset: no run has left a journal in {folder}\n",
     )  # fmt: skip
     assert not machine.log()
     for index in (0, 1):
@@ -315,6 +316,40 @@ def test_reset_clocks(machine: Machine, folder: Path) -> None:
     machine.asked = {0, 1}
     assert command("reset-clocks", where, "--all").returncode == 0
     assert machine.free
+
+
+def test_reset_clocks_finds_the_folder_that_pytest_finds(
+    machine: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.gpu.test_rows import write_journal
+
+    monkeypatch.setenv("HOME", str(folder.parent))
+    write_journal(folder, machine)
+    assert command("reset-clocks", f"--ciq-lease-dir=~/{folder.name}").stdout.startswith("ok")
+    write_journal(folder, machine)
+    monkeypatch.setenv("PYTEST_CIQ_LEASE_DIR", f"~/{folder.name}")
+    assert command("reset-clocks").stdout.startswith("ok")
+
+
+def test_reset_clocks_prints_no_name_that_somebody_made_up(machine: Machine, folder: Path) -> None:
+    for name in ("GPU-\x1b[31mred.json", "GPU-1.json", f"{machine.uuid()}.json.json"):
+        (folder / name).touch()
+    os.mkdir(os.fsencode(folder) + b"/GPU-\xff.json")
+    done = command("reset-clocks", f"--ciq-lease-dir={folder}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("nothing to reset")
+
+
+def test_reset_of_all_tells_of_a_closed_gpu_with_a_journal(machine: Machine, folder: Path) -> None:
+    from tests.gpu.test_rows import write_journal
+
+    write_journal(folder, machine)
+    machine.asked, machine.gpus[0].access_ret = {1}, 4
+    done = command("reset-clocks", "--all", f"--ciq-lease-dir={folder}")
+    assert done.returncode == 1
+    assert f"ok     {machine.uuid(1)}  reset: sm, memory" in done.stdout
+    assert f"FAULT  {machine.uuid(0)}  not reset: " in done.stdout
+    assert "Insufficient Permissions" in done.stdout
 
 
 def test_reset_clocks_that_fails(machine: Machine, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -14,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu import journal
 from pytest_compileiq.gpu.card import relation
-from pytest_compileiq.gpu.clocks import ClockState, RestoreError, guarded, locked
+from pytest_compileiq.gpu.clocks import ClockState, LockRefused, Mode, RestoreError, guarded, locked
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.lease import Lease
-from pytest_compileiq.gpu.link import Link, LostError
+from pytest_compileiq.gpu.link import HungError, JournalError, Link, LostError
 from pytest_compileiq.gpu.session import VARIABLE, acquire, adopted
 from tests.fake_nvml.machine import RESET, RESET_MEMORY, SET, Machine
 from tests.gpu.conftest import NewMachine, gpu_of
@@ -141,15 +141,32 @@ def test_the_journal_tells_who_and_what(machine: Machine, gpu: Gpu, folder: Path
 def test_a_folder_without_room_for_a_journal_locks_nothing(
     machine: Machine, gpu: Gpu, folder: Path
 ) -> None:
-    # A folder in the journal's place: rename fails for root too, as on a full or read-only disk.
-    with Lease(gpu, folder=folder) as lease:
-        (folder / f"{machine.uuid()}.json").mkdir()
-        with (
-            pytest.raises(GpuError, match="nothing was locked"),
-            guarded(gpu, "auto", 1500, lease=lease),
-        ):
+    with Lease(gpu, folder=folder) as lease, Link(gpu.uuid, lease=lease, may_lock=True) as link:
+        resource.prlimit(link.process.pid, resource.RLIMIT_FSIZE, (20, 20))
+        with pytest.raises(
+            JournalError, match=r"nothing was locked: .*\(File too large\)"
+        ) as caught:
+            link.ask("lock", sm=1500, memory=None)
+        assert machine.free
+    assert f"{machine.uuid()}.json in the lease folder {folder}" in caught.value.what
+    assert "--ciq-lease-dir" in caught.value.remedy
+    assert not journals(folder)
+
+
+@pytest.mark.parametrize("mode", ["auto", "require"])
+def test_a_journal_that_is_another_users_alone_locks_nothing(
+    machine: Machine, gpu: Gpu, folder: Path, mode: Mode
+) -> None:
+    """In a folder for all users it cannot be replaced; for root too, if it is a folder."""
+    (folder / f"{machine.uuid()}.json").mkdir()
+    if mode == "require":
+        refused = pytest.raises(LockRefused, match="another user's journal is in the way")
+        with refused, acquire([gpu], folder=folder, mode=mode):
             pass
-    assert not machine.log(SET)
+    else:
+        with acquire([gpu], folder=folder, mode=mode) as held:
+            assert held.state.startswith("observed (another user's journal is in the way")
+    assert not machine.changes()
 
 
 @pytest.mark.parametrize("code", [15, 999, 1])
@@ -216,6 +233,28 @@ def test_guardian_killed_under_a_window(machine: Machine, gpu: Gpu, folder: Path
         os.kill(machine.log(SET)[-1].pid, signal.SIGKILL)
     assert machine.free
     assert not journals(folder)
+
+
+def test_guardian_stopped_by_a_signal(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    """Then NVML is not to blame, and a new guardian undoes what the stopped one did."""
+    with (
+        Lease(gpu, folder=folder) as lease,
+        guarded(gpu, "require", 1500, lease=lease, call_deadline_s=5) as kept,
+    ):
+        kept.link.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(HungError, match=r"stopped by a signal, and has not answered for 0\.5"):
+            kept.link.ask("mark", deadline_s=0.5)
+        assert not machine.free
+    assert machine.free
+    assert not journals(folder)
+
+
+def test_what_a_hanging_call_looks_like_from_outside(machine: Machine, gpu: Gpu) -> None:
+    machine.rule("nvmlDeviceGetPowerUsage", delay_ms=60_000)
+    link = Link(gpu.uuid)
+    with pytest.raises(HungError, match="NVML has not answered") as caught:
+        link.ask("mark", deadline_s=0.5)
+    assert caught.value.looked_at == (f"process {link.process.pid}, in state S",)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
