@@ -104,6 +104,12 @@ def test_a_bad_spec_says_what_there_is(
     assert not eight.changes()
 
 
+def test_cuda_does_not_count_a_closed_gpu(eight: Machine) -> None:
+    eight.gpus[0].access_ret = 4
+    env = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert indices("0", **env) == [2] == indices("cuda:0", **env)
+
+
 def test_environment_shows_cuda_one_gpu(eight: Machine) -> None:
     (gpu,) = identity.resolve("nvml:5")
     assert identity.cuda_environment(gpu) == {
