@@ -58,7 +58,10 @@ class Held:
 
     @property
     def environment(self) -> dict[str, str]:
-        token = {"pid": os.getpid(), "gpu": asdict(self.gpu), "clocks": asdict(self.clocks)}
+        token = {
+            "pid": os.getpid(), "gpu": asdict(self.gpu), "clocks": asdict(self.clocks),
+            "waited_s": self.waited_s, "notes": self.notes,
+        }  # fmt: skip
         return {**cuda_environment(self.gpu), VARIABLE: json.dumps(token)}
 
     def window(self) -> AbstractContextManager[Window]:
@@ -116,6 +119,7 @@ def adopted(gpus: Sequence[Gpu], env: Mapping[str, str] | None = None) -> Iterat
         token = json.loads(text)
         ancestor, gpu = int(token["pid"]), Gpu(**token["gpu"])
         clocks = ClockState(**{**token["clocks"], "notes": tuple(token["clocks"]["notes"])})
+        waited_s, notes = float(token["waited_s"]), tuple(token["notes"])
     except (ValueError, TypeError, KeyError):  # none, or of another version of this plugin
         yield None
         return
@@ -123,7 +127,7 @@ def adopted(gpus: Sequence[Gpu], env: Mapping[str, str] | None = None) -> Iterat
         yield None
         return
     with Monitor(gpu, clocks) as monitor:
-        yield Held(gpu, clocks, monitor, notes=(*clocks.notes, *monitor.notes))
+        yield Held(gpu, clocks, monitor, waited_s, (*notes, *monitor.notes))
 
 
 def require_fit(evidence: Evidence, policy: Policy) -> None:

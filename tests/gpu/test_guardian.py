@@ -10,7 +10,10 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -356,6 +359,36 @@ def test_adopting_what_an_ancestor_holds(machine: Machine, gpu: Gpu, folder: Pat
 def test_a_held_gpu_that_cannot_be_read_is_none(gpu: Gpu, text: str) -> None:
     with adopted([gpu], {VARIABLE: text}) as none:
         assert none is None
+
+
+def test_what_the_holder_noticed_is_handed_on(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    """An isolated test's report tells of the wait and of whom the lease does not exclude."""
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        told = replace(held, notes=("only this user",), waited_s=2.5)
+        with adopted([gpu], told.environment) as mine:
+            assert mine is not None
+            assert (mine.waited_s, mine.notes) == (2.5, ("only this user",))
+
+
+@pytest.mark.parametrize("moment", [SET, RESET])
+def test_guardian_killed_in_a_call(machine: Machine, gpu: Gpu, folder: Path, moment: str) -> None:
+    """Between the journal and the lock, or while it resets: the next one undoes it at once."""
+    machine.rule(moment, delay_ms=2000, times=1)
+
+    def kill() -> None:
+        until(lambda: machine.log(moment), "the call is on its way")
+        assert len(journals(folder)) == 1
+        os.kill(machine.log(moment)[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    lost = pytest.raises(LostError, match=r"exit status -9") if moment == SET else nullcontext()
+    with lost, acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert held.clocks.locked
+    killer.join()
+    assert machine.free
+    assert not journals(folder)
+    assert machine.log(RESET)[-1].ret == 0
 
 
 def test_pid_1_has_descendants_too() -> None:
