@@ -145,9 +145,12 @@ class _Finder:
             return Gpu(row["uuid"], row["index"], row["name"], row["pci"])
         if len(row["instances"]) == 1:
             return _instance(row, row["instances"][0])
+        count = len(row["instances"])
         raise self._fail(
-            f"GPU {row['index']} is cut into {len(row['instances'])} MIG instances",
-            "name one instance by its MIG- UUID",
+            f"GPU {row['index']} is cut into {count or 'no'} MIG instances",
+            "name one instance by its MIG- UUID"
+            if count
+            else "make one with nvidia-smi mig, leave MIG mode, or name another GPU",
         )
 
     def _by_uuid(self, word: str, about: str) -> Gpu:

@@ -266,12 +266,17 @@ class Link:
 
     def _lost(self) -> LostError:
         self._end(0.5)
+        status = self.process.returncode
+        if self._may_lock:
+            remedy = reset_command(self._folder)
+        elif status is not None and status < 0:
+            remedy = "it only read, so nothing is left behind; see the kernel log for who killed it"
+        else:
+            remedy = "it only read, so nothing is left behind; report what it said as a fault"
         return LostError(
-            f"the guardian of {self._about} died (exit status {self.process.returncode})",
+            f"the guardian of {self._about} died (exit status {status})",
             looked_at=[repr(self._said)] if self._said else [],
-            remedy=reset_command(self._folder)
-            if self._may_lock
-            else "it only read, so nothing is left behind; see the kernel log for who killed it",
+            remedy=remedy,
         )
 
     @property

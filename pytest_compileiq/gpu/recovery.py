@@ -13,9 +13,13 @@ from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu.identity import resolve, survey
 from pytest_compileiq.gpu.lease import Folder, Lease
 from pytest_compileiq.gpu.link import Link
+from pytest_compileiq.settings import OPTIONS
 
 # Whoever may write into the folder may put there what is to be printed on a terminal.
 _JOURNAL = re.compile(r"(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json")
+
+#: As pytest reads it.
+(_lease_dir,) = (option.parse for option in OPTIONS if option.name == "lease_dir")
 
 
 class Outcome(NamedTuple):
@@ -88,10 +92,11 @@ def main(arguments: Sequence[str]) -> int:
         "--all", action="store_true", help="also GPUs of which no run left a journal"
     )
     parser.add_argument("--ciq-gpu", metavar="SPEC", help="just these GPUs (as for pytest)")
-    parser.add_argument("--ciq-lease-dir", metavar="DIR", type=Path, help="(as for pytest)")
+    parser.add_argument("--ciq-lease-dir", metavar="DIR", type=_lease_dir, help="(as for pytest)")
     options = parser.parse_args(arguments)
-    folder = options.ciq_lease_dir or os.environ.get("PYTEST_CIQ_LEASE_DIR")
-    folder = Path(folder).expanduser() if folder else None
+    folder: Path | None = options.ciq_lease_dir
+    if folder is None and (text := os.environ.get("PYTEST_CIQ_LEASE_DIR")):
+        folder = _lease_dir(text)
     try:
         uuids = left_behind(folder)
         if options.ciq_gpu:

@@ -284,6 +284,9 @@ def test_commands() -> None:
     unknown = command("docter")
     assert unknown.returncode == 2
     assert "there is no command 'docter'" in unknown.stderr
+    empty = command("reset-clocks", "--ciq-lease-dir=")
+    assert empty.returncode == 2
+    assert "--ciq-lease-dir" in empty.stderr
     for name in ("doctor", "reset-clocks"):
         assert command(name, "--help").returncode == 0
 

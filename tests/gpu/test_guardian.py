@@ -21,7 +21,7 @@ import pytest
 from pytest_compileiq.gpu import journal
 from pytest_compileiq.gpu.card import relation
 from pytest_compileiq.gpu.clocks import ClockState, LockRefused, Mode, RestoreError, guarded, locked
-from pytest_compileiq.gpu.identity import Gpu
+from pytest_compileiq.gpu.identity import Gpu, resolve
 from pytest_compileiq.gpu.lease import Lease
 from pytest_compileiq.gpu.link import HungError, JournalError, Link, LostError
 from pytest_compileiq.gpu.session import VARIABLE, acquire, adopted
@@ -250,6 +250,30 @@ def test_guardian_stopped_by_a_signal(machine: Machine, gpu: Gpu, folder: Path) 
         assert not machine.free
     assert machine.free
     assert not journals(folder)
+
+
+def test_a_process_that_came_and_went_between_two_marks(machine: Machine, gpu: Gpu) -> None:
+    with Link(gpu.uuid) as link:
+        link.ask("watch", interval_s=0.02)
+        start = link.ask("mark")
+        machine.add_process(4_000_000)
+        time.sleep(1.5)  # a scan each half second
+        machine.gpus[0].nproc = 0
+        end = link.ask("mark")
+        assert not start["processes"]
+        assert not end["processes"]
+        seen = link.ask("samples", since=start["sample"][0], until=end["sample"][0])
+    assert [(process["pid"], process["kind"]) for process in seen["processes"]] == [
+        (4_000_000, "compute")
+    ]
+
+
+def test_a_guardian_with_a_fault_of_its_own_says_it(machine: Machine) -> None:
+    machine.gpus[0].name = b"\xff"  # more than nvidia-ml-py can decode
+    with pytest.raises(LostError, match=r"exit status 1") as caught:
+        resolve("0")
+    assert "UnicodeDecodeError" in str(caught.value)
+    assert "report what it said" in caught.value.remedy
 
 
 def test_what_a_hanging_call_looks_like_from_outside(machine: Machine, gpu: Gpu) -> None:

@@ -129,6 +129,10 @@ def test_mig_instances(new_machine: NewMachine) -> None:
     assert identity.resolve("MIG-00000001")[0] == gpu
     with pytest.raises(GpuError, match="cut into 2 MIG instances"):
         identity.resolve("0")
+    machine.gpus[0].mig_count = 0
+    with pytest.raises(GpuError, match="cut into no MIG instances") as caught:
+        identity.resolve("0")
+    assert "make one" in caught.value.remedy
     machine.gpus[0].mig_count = 1
     assert identity.resolve("0")[0].uuid == machine.mig_uuid(0, 0)
 
