@@ -18,7 +18,6 @@ from pytest_compileiq.gpu.session import Held, Policy, acquire, adopted, require
 from pytest_compileiq.settings import Settings
 
 GPUS: pytest.StashKey[tuple[Gpu, ...]] = pytest.StashKey()
-_FORMER: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
 _CHOSEN = "PYTEST_CIQ_CHOSEN_GPU"
 
 
@@ -32,13 +31,15 @@ def choose(config: pytest.Config, spec: str) -> None:
         identity.check_cuda(gpus[0])
     config.stash[GPUS] = gpus
     uuids = ",".join(gpu.uuid for gpu in gpus)
-    config.stash[_FORMER] = _set(
+    former = _set(
         {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": uuids,
             _CHOSEN: json.dumps({"spec": spec, "uuids": uuids}),
         }
     )
+    # For whoever runs pytest inside a process of their own; also after a usage error.
+    config.add_cleanup(lambda: _put_back(former))
 
 
 def _handed_on(spec: str) -> str:
@@ -47,16 +48,14 @@ def _handed_on(spec: str) -> str:
     Its workers get the words of its command line and its environment; there a bare number would
     count in the CUDA_VISIBLE_DEVICES that the controller has already narrowed.
     """
-    chosen = json.loads(os.environ.get(_CHOSEN, "{}"))
-    same = chosen.get("spec") == spec
-    narrowed = chosen.get("uuids") == os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(chosen["uuids"]) if same and narrowed else spec
-
-
-def restore(config: pytest.Config) -> None:
-    """Put the environment back, for whoever runs pytest inside a process of their own."""
-    if _FORMER in config.stash:
-        _put_back(config.stash[_FORMER])
+    try:
+        chosen = json.loads(os.environ.get(_CHOSEN, ""))
+        same, uuids = chosen["spec"] == spec, chosen["uuids"].split(",")
+    except (ValueError, TypeError, KeyError, AttributeError):  # none, or not ours
+        return spec
+    # A test that holds one of several GPUs shows that one to the pytest which it starts.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return visible if same and set(visible.split(",")) <= set(uuids) else spec
 
 
 def _set(env: dict[str, str]) -> dict[str, str | None]:
@@ -93,9 +92,7 @@ def held(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterat
     complaint: GpuError | None = None
     try:
         with ExitStack() as stack:
-            mine = stack.enter_context(adopted())
-            if mine is None:
-                mine = stack.enter_context(_acquired(config, item, settings))
+            mine = stack.enter_context(_acquired(config, item, settings))
             former = _set(mine.environment)
             stack.callback(_put_back, former)
             with mine.window() as window:
@@ -124,16 +121,18 @@ def environment_for(
     if GPUS not in config.stash:
         yield {}
         return
-    with ExitStack() as stack:
-        mine = stack.enter_context(adopted())
-        if mine is None:
-            mine = stack.enter_context(_acquired(config, item, settings))
+    with _acquired(config, item, settings) as mine:
         yield mine.environment
 
 
 @contextmanager
 def _acquired(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterator[Held]:
+    """A GPU for one test: what an ancestor holds for it, else whichever is free."""
     gpus = config.stash[GPUS]
+    with adopted(gpus) as mine:
+        if mine is not None:
+            yield mine
+            return
     with acquire(
         gpus,
         mode=settings.clocks,

@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -23,12 +23,13 @@ from pytest_compileiq.errors import CiqError, GpuError
 from pytest_compileiq.gpu import identity
 from pytest_compileiq.gpu.clocks import missing_permission
 from pytest_compileiq.gpu.lease import Folder
-from pytest_compileiq.gpu.link import DriverError, find_pynvml
+from pytest_compileiq.gpu.link import DriverError, find_pynvml, reset_command
 from pytest_compileiq.gpu.recovery import left_behind
 from pytest_compileiq.toolchain import acf, ptxas
 
 OK, NOTE, FAULT = "ok", "note", "FAULT"
 _MOST_FAULTS = 100  # an exit status wraps at 256
+_TRITON_S = 120.0
 
 # Asked in a process of its own: it imports Triton, and Triton remembers what it finds.
 _ASK_TRITON = """
@@ -57,15 +58,29 @@ class Line(NamedTuple):
 
 def examine(env: Mapping[str, str], *, deadline_s: float = 60.0) -> Iterator[Line]:
     """All points in order. ``deadline_s`` is how long NVML may take to answer."""
-    yield from _packages()
-    yield from _ptxas(env)
-    yield from _triton()
-    yield from _flashinfer()
-    yield _debug_pack(env)
-    yield _search_spaces(env)
-    yield _binding()
-    yield from _gpus(deadline_s)
-    yield from _lease_folder(env)
+    parts: dict[str, Callable[[], Iterable[Line]]] = {
+        "packages": _packages,
+        "ptxas": lambda: _ptxas(env),
+        "triton": _triton,
+        "flashinfer": _flashinfer,
+        "debug pack": lambda: [_debug_pack(env)],
+        "search spaces": lambda: [_search_spaces(env)],
+        "pynvml": lambda: [_binding()],
+        "gpu": lambda: _gpus(deadline_s),
+        "lease folder": lambda: _lease_folder(env),
+    }
+    for point, part in parts.items():
+        try:
+            yield from part()
+        except (OSError, RuntimeError) as error:  # one broken part must not hide the others
+            cure = "make it readable, or name another"
+            yield Line(FAULT, point, f"cannot be looked at: {error}", cure)
+
+
+def _given(env: Mapping[str, str], variable: str) -> Path | None:
+    """The path in a variable, read as the settings read it."""
+    text = env.get(variable)
+    return Path(text).expanduser() if text else None
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -94,10 +109,9 @@ def _packages() -> Iterator[Line]:
 
 
 def _ptxas(env: Mapping[str, str]) -> Iterator[Line]:
-    explicit = env.get("PYTEST_CIQ_PTXAS")
     chosen = False
     seen: set[Path] = set()
-    for where, path in ptxas.candidates(Path(explicit) if explicit else None, env):
+    for where, path in ptxas.candidates(_given(env, "PYTEST_CIQ_PTXAS"), env):
         if path.resolve() in seen:
             continue
         seen.add(path.resolve())
@@ -122,10 +136,14 @@ def _triton() -> Iterator[Line]:
         return
     command = [sys.executable, "-c", _ASK_TRITON]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_TRITON_S, check=True)
         version, *paths = json.loads(run.stdout.splitlines()[-1])
-    except subprocess.SubprocessError as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+    except subprocess.TimeoutExpired:
+        text = f"has not said for {_TRITON_S:g} s which ptxas it runs"
+        yield Line(FAULT, "triton", text, "see where `python -c 'import triton'` hangs")
+        return
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or str(error)).strip().splitlines()
         yield Line(FAULT, "triton", f"cannot be asked: {said[-1][:120]}", "reinstall triton")
         return
     except (ValueError, IndexError):
@@ -156,11 +174,11 @@ def _flashinfer() -> Iterator[Line]:
 
 
 def _debug_pack(env: Mapping[str, str]) -> Line:
-    source = env.get("PYTEST_CIQ_DEBUG_PACK")
-    if not source:
+    source = _given(env, "PYTEST_CIQ_DEBUG_PACK")
+    if source is None:
         return Line(NOTE, "debug pack", "not given: canaries use the mark's o0= or raw -O0")
     try:
-        pack = acf.open_debug_pack(Path(source))
+        pack = acf.open_debug_pack(source)
     except (CiqError, OSError) as error:
         what = error.what if isinstance(error, CiqError) else str(error)
         return Line(FAULT, "debug pack", what, "name its folder or zip with --ciq-debug-pack")
@@ -240,8 +258,7 @@ def _gpus(deadline_s: float) -> Iterator[Line]:
 
 
 def _lease_folder(env: Mapping[str, str]) -> Iterator[Line]:
-    given = env.get("PYTEST_CIQ_LEASE_DIR")
-    path = Path(given) if given else None
+    path = _given(env, "PYTEST_CIQ_LEASE_DIR")
     try:
         folder = Folder(path)
     except GpuError as error:
@@ -252,7 +269,7 @@ def _lease_folder(env: Mapping[str, str]) -> Iterator[Line]:
     folder.close()
     for uuid in left_behind(path):
         text = f"a killed run may have left {uuid} locked"
-        yield Line(FAULT, "clocks", text, "python -m pytest_compileiq reset-clocks")
+        yield Line(FAULT, "clocks", text, reset_command(folder.path))
 
 
 def main(arguments: Sequence[str]) -> int:

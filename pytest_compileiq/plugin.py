@@ -114,10 +114,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     assembler = config.stash.get(ASSEMBLER, None)
     if assembler is not None:
         assembler.close()
-    if SETTINGS in config.stash and config.stash[SETTINGS].gpu is not None:
-        from pytest_compileiq import device
-
-        device.restore(config)
 
 
 # Fixtures

@@ -12,10 +12,9 @@ from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu import link as _link
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.lease import Lease
-from pytest_compileiq.gpu.link import HungError, Link, LostError
+from pytest_compileiq.gpu.link import HungError, JournalError, Link, LostError, reset_command
 
 Mode = Literal["auto", "require", "observe"]
-_RESET = "python -m pytest_compileiq reset-clocks"
 _NO_PERMISSION, _NOT_SUPPORTED, _BLOCKED = 4, 3, 17
 
 
@@ -115,11 +114,18 @@ def guarded(
             why=why,
             max_mhz=facts["max_mhz"],
             step_mhz=facts["step_mhz"],
-            notes=tuple(_left_behind(link.ready)),
+            notes=tuple(_left_behind(link.ready, reset_command(lease.folder))),
         )
         if not why:
-            answer = link.ask("lock", sm=sm_mhz, memory=mem_mhz)
-            state = _state(state, answer, sm_mhz, mem_mhz)
+            try:
+                answer = link.ask("lock", sm=sm_mhz, memory=mem_mhz)
+            except JournalError as error:
+                if not _is_foreign(link.ready["recovered"]):
+                    raise
+                # In a folder for all users that journal is its owner's alone to replace.
+                state = replace(state, why=f"another user's journal is in the way: {error.what}")
+            else:
+                state = _state(state, answer, sm_mhz, mem_mhz)
         complete = state.locked and (mem_mhz is None or state.mem_mhz is not None)
         if mode == "require" and not complete:
             raise LockRefused(
@@ -172,24 +178,29 @@ def _refusal(fault: dict[str, Any]) -> str:
             return f"{fault['call']}: {fault['text']} ({code})"
 
 
-def _left_behind(ready: dict[str, Any]) -> Iterator[str]:
+def _is_foreign(recovered: dict[str, Any] | None) -> bool:
+    return recovered is not None and recovered["state"] == "foreign"
+
+
+def _left_behind(ready: dict[str, Any], cure: str) -> Iterator[str]:
     """What a former run left, and what became of it."""
     recovered, stale = ready["recovered"], ready["stale"]
     if recovered is not None and not recovered["ok"]:
-        if recovered["state"] == "foreign":
+        if _is_foreign(recovered):
             yield "another user's run may have left clocks locked; its journal is not ours to act on"
         else:
             yield (
                 "a run that was killed left clocks locked, and they could not be reset "
-                f"(codes {recovered['codes']}): {_RESET}"
+                f"(codes {recovered['codes']}): {cure}"
             )
     elif recovered is not None and recovered["state"] != "other-boot":
         yield "clocks that a killed run left locked were reset first"
     if stale is not None and stale[0] != "other-boot":
-        yield f"a run that was killed may have left clocks locked: {_RESET}"
+        yield f"a run that was killed may have left clocks locked: {cure}"
 
 
 def _give_back(gpu: Gpu, lease: Lease, link: Link, *, may_lock: bool) -> None:
+    cure = reset_command(lease.folder)
     try:
         answer = link.close()
     except (LostError, HungError) as error:
@@ -197,18 +208,18 @@ def _give_back(gpu: Gpu, lease: Lease, link: Link, *, may_lock: bool) -> None:
             return  # it only read; nothing is left behind
         if isinstance(error, HungError):
             raise RestoreError(
-                f"{gpu}: the clocks may still be locked: {error.what}", remedy=f"later: {_RESET}"
+                f"{gpu}: the clocks may still be locked: {error.what}", remedy=f"later: {cure}"
             ) from error
-        answer = _restore_anew(gpu, lease)
+        answer = _restore_anew(gpu, lease, cure)
     if not answer["restored"]:
         raise RestoreError(
             f"{gpu}: the clocks could not be reset (codes {answer['codes']})",
             looked_at=[f"journal {gpu.uuid}.json in {lease.folder}"],
-            remedy=f"once the GPU answers again: {_RESET}",
+            remedy=f"once the GPU answers again: {cure}",
         )
 
 
-def _restore_anew(gpu: Gpu, lease: Lease) -> dict[str, Any]:
+def _restore_anew(gpu: Gpu, lease: Lease, cure: str) -> dict[str, Any]:
     """The guardian died before us: a new one resets what its journal names."""
     try:
         with Link(
@@ -217,7 +228,7 @@ def _restore_anew(gpu: Gpu, lease: Lease) -> dict[str, Any]:
             recovered = link.ready["recovered"]
     except GpuError as error:
         raise RestoreError(
-            f"{gpu}: the clocks may still be locked: {error.what}", remedy=f"later: {_RESET}"
+            f"{gpu}: the clocks may still be locked: {error.what}", remedy=f"later: {cure}"
         ) from error
     if recovered is None:
         return {"restored": True, "codes": {}}

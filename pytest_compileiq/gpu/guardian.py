@@ -118,7 +118,7 @@ class Guardian:
         except OutOfRange as error:
             reply = {"out_of_range": str(error)}
         except OSError as error:
-            reply = {"os_error": f"{error.strerror}: the journal in the lease folder"}
+            reply = {"os_error": error.strerror}
         say(self._parent, {"id": number, **reply})
         return True
 

@@ -23,6 +23,7 @@ FORMS = (
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f/-]+", re.IGNORECASE)
 _FULL = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _PCI = re.compile(r"([0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(\.[0-7])?", re.IGNORECASE)
+_INDEX = re.compile(r"[0-9]{1,4}")
 _NUMBER = re.compile(r"(?:(nvml|cuda):)?([0-9]{1,4})", re.IGNORECASE)
 
 
@@ -144,9 +145,12 @@ class _Finder:
             return Gpu(row["uuid"], row["index"], row["name"], row["pci"])
         if len(row["instances"]) == 1:
             return _instance(row, row["instances"][0])
+        count = len(row["instances"])
         raise self._fail(
-            f"GPU {row['index']} is cut into {len(row['instances'])} MIG instances",
-            "name one instance by its MIG- UUID",
+            f"GPU {row['index']} is cut into {count or 'no'} MIG instances",
+            "name one instance by its MIG- UUID"
+            if count
+            else "make one with nvidia-smi mig, leave MIG mode, or name another GPU",
         )
 
     def _by_uuid(self, word: str, about: str) -> Gpu:
@@ -183,7 +187,7 @@ class _Finder:
             try:
                 if _UUID.fullmatch(word):
                     good.append(self._by_uuid(word, f"CUDA_VISIBLE_DEVICES: {word}"))
-                elif word.isdecimal():
+                elif _INDEX.fullmatch(word):
                     good.append(self._by_cuda_index(int(word)))
                 else:
                     break
@@ -200,7 +204,10 @@ class _Finder:
     def _by_cuda_index(self, number: int) -> Gpu:
         """A number in CUDA_VISIBLE_DEVICES: fastest first, unless told to follow the PCI bus."""
         names = {row.get("name") for row in self._machine.rows}
-        if self._env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(names) == 1:
+        # CUDA does not count a card that may not be opened, and NVML does.
+        closed = any("fault" in row for row in self._machine.rows)
+        by_bus = self._env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        if not closed and (by_bus or len(names) == 1):
             return self._by_index(number, str(number))
         env = {k: v for k, v in self._env.items() if k != "CUDA_VISIBLE_DEVICES"}
         return self._in_cuda(number, env)

@@ -38,14 +38,22 @@ def write(folder: int, uuid: str, content: dict[str, Any]) -> None:
     """Put a journal in place of the former one. Raises OSError."""
     text = json.dumps({"version": VERSION, "boot_id": boot_id(), "uuid": uuid, **content})
     temporary = f".{name(uuid)}.{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    _unlink(folder, temporary)  # of a killed process that had our PID
+    # Exclusively: whoever may write here could have put another name of a precious file there.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(temporary, flags, 0o600, dir_fd=folder)
     try:
-        os.write(file, text.encode())
-        os.fsync(file)
-    finally:
-        os.close(file)
-    os.replace(temporary, name(uuid), src_dir_fd=folder, dst_dir_fd=folder)
+        try:
+            data = text.encode()
+            while data:  # a disk that is nearly full takes a part, and refuses the rest only then
+                data = data[os.write(file, data) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(temporary, name(uuid), src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        _unlink(folder, temporary)
+        raise
     os.fsync(folder)
 
 
@@ -55,7 +63,9 @@ def read(folder: int, uuid: str) -> tuple[str, dict[str, Any]] | None:
     FOREIGN: the file is another user's, or no plain file; nothing in it is believed.
     """
     try:
-        file = os.open(name(uuid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        # A pipe in its place would block the open for ever.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        file = os.open(name(uuid), flags, dir_fd=folder)
     except FileNotFoundError:
         return None
     except OSError:
@@ -70,8 +80,10 @@ def read(folder: int, uuid: str) -> tuple[str, dict[str, Any]] | None:
     try:
         content = json.loads(text)
         domains = {str(key): list(value) for key, value in content["domains"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return CORRUPT, {}
+    if content.get("version") != VERSION or not domains:
+        return CORRUPT, {}  # what it says of the clocks is not for us to interpret
     content["domains"] = domains
     if content.get("boot_id") != boot_id():
         return OTHER_BOOT, content
@@ -80,8 +92,13 @@ def read(folder: int, uuid: str) -> tuple[str, dict[str, Any]] | None:
 
 def remove(folder: int, uuid: str) -> None:
     """Take the journal away; no error when it is not there. Raises OSError otherwise."""
+    if _unlink(folder, name(uuid)):
+        os.fsync(folder)
+
+
+def _unlink(folder: int, file: str) -> bool:
     try:
-        os.unlink(name(uuid), dir_fd=folder)
+        os.unlink(file, dir_fd=folder)
     except FileNotFoundError:
-        return
-    os.fsync(folder)
+        return False
+    return True

@@ -24,7 +24,9 @@ from pytest_compileiq.gpu.identity import Gpu
 
 SITE_FOLDER = Path("/run/lock/ciq")
 _LONGEST_PAUSE_S = 0.05
-_INFO_LIMIT = 400
+_INFO_LIMIT = 4096
+#: A test's id holds its parameters, which may be whole kernels: of the label this much is kept.
+_LABEL_LIMIT = 300
 _open: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
@@ -92,8 +94,8 @@ def _choose(path: Path | None) -> tuple[Path, bool]:
     if path is None:
         if SITE_FOLDER.is_dir():
             return SITE_FOLDER, True
-        runtime = os.environ.get("XDG_RUNTIME_DIR")
-        path = Path(runtime) / "ciq" if runtime else Path(f"/tmp/ciq-{os.geteuid()}")
+        runtime = _runtime_folder()
+        path = runtime / "ciq" if runtime else Path(f"/tmp/ciq-{os.geteuid()}")
         shared = False
     else:
         shared = True
@@ -103,6 +105,17 @@ def _choose(path: Path | None) -> tuple[Path, bool]:
         if not os.path.isdir(path):  # Path.is_dir() raises where a parent may not be entered
             raise _bad(path, f"cannot be made ({error.strerror})") from None
     return path, shared
+
+
+def _runtime_folder() -> Path | None:
+    """$XDG_RUNTIME_DIR if it is this user's: `sudo -E` and `su` hand on somebody else's."""
+    path = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    own = path.is_absolute() and stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+    return path if own else None
 
 
 class Lease:
@@ -123,7 +136,7 @@ class Lease:
         # A MIG instance shares clocks and power with its siblings: the card is what is leased.
         self.key = gpu if isinstance(gpu, str) else gpu.parent_uuid or gpu.uuid
         self.timeout_s = timeout_s
-        self.label = label
+        self.label = label if len(label) <= _LABEL_LIMIT else label[:_LABEL_LIMIT] + "..."
         self.waited_s = 0.0
         self.fd = -1
         self._path = folder

@@ -6,6 +6,7 @@ import importlib.machinery
 import json
 import os
 import select
+import shlex
 import socket
 import subprocess
 import sys
@@ -35,6 +36,9 @@ guardian.main(sys.argv[1])"""
 #: Guardians that would not die: kept, so that no one waits for them and none warns about them.
 _abandoned: list[subprocess.Popen[bytes]] = []
 
+#: Followed by the folder, as the command does not read pytest's ini file.
+_RESET = "python -m pytest_compileiq reset-clocks"
+
 _CURES = {
     -1: "pip uninstall pynvml nvidia-ml-py3 nvidia-ml-py, then pip install nvidia-ml-py",
     4: "ask for access to the device nodes /dev/nvidia*; in a container, pass the GPU in",
@@ -46,6 +50,14 @@ _CURES = {
     18: "the driver was upgraded under a running kernel module: reboot, or reload the module",
     999: "in a container this follows a daemon-reload that took the device away: restart it",
 }
+
+
+def _state_of(pid: int) -> str:
+    """The kernel's letter for what a process does: D waits in a driver, T is stopped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "?"
 
 
 def find_pynvml() -> Path | None:
@@ -81,6 +93,15 @@ class LostError(GpuError):
     """The guardian died before its time."""
 
 
+class JournalError(GpuError):
+    """The journal cannot be written or removed; without one nothing is locked."""
+
+
+def reset_command(folder: Path | None) -> str:
+    """What to type to undo by hand what was left locked, with the folder of its journal."""
+    return _RESET if folder is None else f"{_RESET} --ciq-lease-dir={shlex.quote(str(folder))}"
+
+
 class Link:
     """A running guardian. ``ready`` is its first message. Close it, or use it as a context.
 
@@ -103,6 +124,8 @@ class Link:
         """
         config: dict[str, Any] = {"uuid": uuid, "may_lock": may_lock, "folder_fd": None}
         fds: tuple[int, ...] = ()
+        self._folder = None if lease is None else lease.folder
+        self._may_lock = may_lock
         if lease is not None:
             fds = (lease.fd, lease.folder_fd)
             config["folder_fd"] = lease.folder_fd
@@ -122,6 +145,7 @@ class Link:
         """One answer about the machine, from a process that ends with it. Raises GpuError."""
         link = cls.__new__(cls)
         link._about = "NVML"
+        link._folder, link._may_lock = None, False
         link._call_deadline_s = deadline_s
         link._start({"survey": what, "lookups": lookups or []}, (), env)
         try:
@@ -199,7 +223,14 @@ class Link:
                 reply["out_of_range"], remedy="choose base, max or a clock in that range"
             )
         if "os_error" in reply:
-            raise GpuError(f"nothing was locked: {reply['os_error']} cannot be written")
+            journal = f"{self._about}.json in the lease folder {self._folder}"
+            nothing = "nothing was locked: " if op == "lock" else ""
+            raise JournalError(
+                f"{nothing}the journal {journal} cannot be written or removed "
+                f"({reply['os_error']})",
+                remedy="see who owns it and whether the disk is full, or name another folder with "
+                "--ciq-lease-dir",
+            )
         return reply
 
     def _receive(self, deadline_s: float) -> dict[str, Any]:
@@ -210,9 +241,18 @@ class Link:
         end = time.monotonic() + deadline_s
         while b"\n" not in self._rest:
             if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+                pid, state = self.process.pid, _state_of(self.process.pid)
                 self._end(0.0)
+                if state == "T":
+                    raise HungError(
+                        f"{self._about}: the guardian was stopped by a signal, and has not "
+                        f"answered for {deadline_s:.3g} s",
+                        looked_at=[f"process {pid}"],
+                        remedy="let it run: only SIGSTOP, a debugger or a freezer does that",
+                    )
                 raise HungError(
                     f"{self._about}: NVML has not answered for {deadline_s:.3g} s",
+                    looked_at=[f"process {pid}, in state {state}"],
                     remedy="nothing here can end a call that hangs in the driver; see the kernel "
                     "log, keep tests off this GPU, and reboot if nvidia-smi hangs as well",
                 )
@@ -226,10 +266,17 @@ class Link:
 
     def _lost(self) -> LostError:
         self._end(0.5)
+        status = self.process.returncode
+        if self._may_lock:
+            remedy = reset_command(self._folder)
+        elif status is not None and status < 0:
+            remedy = "it only read, so nothing is left behind; see the kernel log for who killed it"
+        else:
+            remedy = "it only read, so nothing is left behind; report what it said as a fault"
         return LostError(
-            f"the guardian of {self._about} died (exit status {self.process.returncode})",
+            f"the guardian of {self._about} died (exit status {status})",
             looked_at=[repr(self._said)] if self._said else [],
-            remedy="python -m pytest_compileiq reset-clocks",
+            remedy=remedy,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,13 @@ from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu.identity import resolve, survey
 from pytest_compileiq.gpu.lease import Folder, Lease
 from pytest_compileiq.gpu.link import Link
+from pytest_compileiq.settings import OPTIONS
+
+# Whoever may write into the folder may put there what is to be printed on a terminal.
+_JOURNAL = re.compile(r"(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json")
+
+#: As pytest reads it.
+(_lease_dir,) = (option.parse for option in OPTIONS if option.name == "lease_dir")
 
 
 class Outcome(NamedTuple):
@@ -29,7 +37,13 @@ def left_behind(folder: Path | None = None) -> list[str]:
         names = os.listdir(opened.fd)
     finally:
         opened.close()
-    return sorted(n[:-5] for n in names if n.endswith(".json") and n.startswith("GPU-"))
+    return sorted(match[1] for match in map(_JOURNAL.fullmatch, names) if match)
+
+
+def _place(folder: Path | None) -> Path:
+    opened = Folder(folder)
+    opened.close()
+    return opened.path
 
 
 def reset(uuids: Sequence[str], folder: Path | None = None, *, force: bool) -> list[Outcome]:
@@ -78,17 +92,20 @@ def main(arguments: Sequence[str]) -> int:
         "--all", action="store_true", help="also GPUs of which no run left a journal"
     )
     parser.add_argument("--ciq-gpu", metavar="SPEC", help="just these GPUs (as for pytest)")
-    parser.add_argument("--ciq-lease-dir", metavar="DIR", type=Path, help="(as for pytest)")
+    parser.add_argument("--ciq-lease-dir", metavar="DIR", type=_lease_dir, help="(as for pytest)")
     options = parser.parse_args(arguments)
-    folder = options.ciq_lease_dir or os.environ.get("PYTEST_CIQ_LEASE_DIR")
-    folder = Path(folder) if folder else None
+    folder: Path | None = options.ciq_lease_dir
+    if folder is None and (text := os.environ.get("PYTEST_CIQ_LEASE_DIR")):
+        folder = _lease_dir(text)
     try:
         uuids = left_behind(folder)
         if options.ciq_gpu:
             named = [gpu.parent_uuid or gpu.uuid for gpu in resolve(options.ciq_gpu)]
             uuids = [uuid for uuid in named if options.all or uuid in uuids]
         elif options.all:
-            uuids = [row["uuid"] for row in survey().rows if "fault" not in row]
+            # A card that may not be opened is missing here, and its journal tells of it.
+            found = [row["uuid"] for row in survey().rows if "fault" not in row]
+            uuids = list(dict.fromkeys([*found, *uuids]))
     except GpuError as error:
         print(error)
         return 1
@@ -96,5 +113,5 @@ def main(arguments: Sequence[str]) -> int:
     for outcome in outcomes:
         print(f"{'ok   ' if outcome.done else 'FAULT'}  {outcome.uuid}  {outcome.text}")
     if not outcomes:
-        print("nothing to reset: no run has left clocks locked")
+        print(f"nothing to reset: no run has left a journal in {_place(folder)}")
     return 0 if all(outcome.done for outcome in outcomes) else 1

@@ -58,7 +58,10 @@ class Held:
 
     @property
     def environment(self) -> dict[str, str]:
-        token = {"pid": os.getpid(), "gpu": asdict(self.gpu), "clocks": asdict(self.clocks)}
+        token = {
+            "pid": os.getpid(), "gpu": asdict(self.gpu), "clocks": asdict(self.clocks),
+            "waited_s": self.waited_s, "notes": self.notes,
+        }  # fmt: skip
         return {**cuda_environment(self.gpu), VARIABLE: json.dumps(token)}
 
     def window(self) -> AbstractContextManager[Window]:
@@ -106,16 +109,25 @@ def acquire(
 
 
 @contextmanager
-def adopted(env: Mapping[str, str] | None = None) -> Iterator[Held | None]:
-    """The GPU that an ancestor of this process holds for it, watched from here; else None."""
-    token = json.loads((os.environ if env is None else env).get(VARIABLE, "null"))
-    if token is None or relation(os.getpid(), token["pid"]) != "ours":
+def adopted(gpus: Sequence[Gpu], env: Mapping[str, str] | None = None) -> Iterator[Held | None]:
+    """The one of ``gpus`` that an ancestor of this process holds for it, watched from here.
+
+    None when there is no such ancestor, or it holds a GPU that was not asked for here.
+    """
+    text = (os.environ if env is None else env).get(VARIABLE, "")
+    try:
+        token = json.loads(text)
+        ancestor, gpu = int(token["pid"]), Gpu(**token["gpu"])
+        clocks = ClockState(**{**token["clocks"], "notes": tuple(token["clocks"]["notes"])})
+        waited_s, notes = float(token["waited_s"]), tuple(token["notes"])
+    except (ValueError, TypeError, KeyError):  # none, or of another version of this plugin
         yield None
         return
-    gpu = Gpu(**token["gpu"])
-    clocks = ClockState(**{**token["clocks"], "notes": tuple(token["clocks"]["notes"])})
+    if gpu.uuid not in [known.uuid for known in gpus] or relation(os.getpid(), ancestor) != "ours":
+        yield None
+        return
     with Monitor(gpu, clocks) as monitor:
-        yield Held(gpu, clocks, monitor, notes=(*clocks.notes, *monitor.notes))
+        yield Held(gpu, clocks, monitor, waited_s, (*notes, *monitor.notes))
 
 
 def require_fit(evidence: Evidence, policy: Policy) -> None:

@@ -11,15 +11,17 @@ static int device_gpu[MAX_GPUS];
 static const char *device_uuid[MAX_GPUS];
 
 /* Without CUDA_DEVICE_ORDER=PCI_BUS_ID the fastest card is device 0, whatever its slot. */
-static void order_of(int *order) {
+static int order_of(int *order) {
   const char *by = getenv("CUDA_DEVICE_ORDER");
-  int n = (int)S->ngpu, pci = by && !strcmp(by, "PCI_BUS_ID");
-  for (int i = 0; i < n; i++) order[i] = i;
+  int n = 0, pci = by && !strcmp(by, "PCI_BUS_ID");
+  for (int i = 0; i < (int)S->ngpu; i++)
+    if (!S->gpu[i].access_ret) order[n++] = i; /* CUDA does not count what it may not open */
   for (int i = 1; !pci && i < n; i++)
     for (int k = i; k > 0 && S->gpu[order[k]].speed > S->gpu[order[k - 1]].speed; k--) {
       int swap = order[k];
       order[k] = order[k - 1], order[k - 1] = swap;
     }
+  return n;
 }
 
 static int add(int gpu, const char *uuid) {
@@ -29,12 +31,12 @@ static int add(int gpu, const char *uuid) {
   return ++count < MAX_GPUS;
 }
 
-static int add_named(const char *word, const int *order) {
+static int add_named(const char *word, const int *order, int shown) {
   char *end;
   size_t length = strlen(word);
   long n = strtol(word, &end, 10);
   if (length && !*end) {
-    if (n < 0 || n >= (long)S->ngpu) return 0;
+    if (n < 0 || n >= shown) return 0;
     gpu_t *g = &S->gpu[order[n]];
     return add(order[n], g->mig == 1 ? g->mig_uuid[0] : g->uuid);
   }
@@ -51,14 +53,14 @@ API int cuInit(unsigned flags) {
   if (ready) return SUCCESS;
   if (map_state()) return NO_DEVICE;
   int order[MAX_GPUS];
-  order_of(order);
+  int shown = order_of(order);
   const char *visible = getenv("CUDA_VISIBLE_DEVICES");
   char list[1024];
   snprintf(list, sizeof list, "%s", visible ? visible : "");
   if (!visible)
-    for (int i = 0; i < (int)S->ngpu; i++) add(order[i], S->gpu[order[i]].uuid);
+    for (int i = 0; i < shown; i++) add(order[i], S->gpu[order[i]].uuid);
   else
-    for (char *rest = list, *word; (word = strsep(&rest, ",")) && add_named(word, order);) { }
+    for (char *rest = list, *word; (word = strsep(&rest, ",")) && add_named(word, order, shown);) { }
   ready = 1;
   note("cuInit", -1, flags, 0, count ? SUCCESS : NO_DEVICE);
   return count ? SUCCESS : NO_DEVICE;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -203,6 +204,51 @@ def inner(request):
     assert len(machine.log(SET)) == 1
 
 
+NESTED = """
+import os, subprocess, sys
+def test_inside(ciq_gpu): print("INSIDE", ciq_gpu.gpu.index)
+def test_outside(ciq_gpu):
+    command = [sys.executable, "-m", "pytest", "-s", "-k", "inside", {args!r}, "--ciq-lease-dir={folder}"]
+    print(subprocess.run(command, capture_output=True, text=True).stdout)
+"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "used", "locks"),
+    [("0", "nvml:1", 1, 2), ("0,1", "0,1", 0, 1), ("1", "1", 1, 1)],
+)
+def test_a_run_inside_a_test_uses_the_gpu_it_asked_for(
+    machine: Machine, run: Run, folder: Path, outer: str, inner: str, used: int, locks: int
+) -> None:
+    machine.asked = {0, 1}
+    source = NESTED.format(args=f"--ciq-gpu={inner}", folder=folder)
+    result = run(source, "-s", f"--ciq-gpu={outer}", "-k", "outside")
+    result.stdout.fnmatch_lines([f"*INSIDE {used}", "*1 passed*", "*1 passed*"])
+    assert len(machine.log(SET)) == locks
+
+
+@pytest.mark.parametrize("text", ["", "null", "7", '{"spec": "0"}', '{"spec": "0", "uuids": 1}'])
+def test_a_choice_handed_on_that_cannot_be_read(
+    machine: Machine, run: Run, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("PYTEST_CIQ_CHOSEN_GPU", text)
+    run("def test_it(): pass", "--ciq-gpu=0", "--ciq-isolate=off").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("broken", ["option", "conftest"])
+def test_the_environment_is_put_back_after_a_usage_error(
+    machine: Machine, pytester: pytest.Pytester, broken: str
+) -> None:
+    if broken == "conftest":
+        pytester.makeconftest("1 / 0")
+    clocks = "always" if broken == "option" else "auto"
+    code = (
+        f"import os, pytest\nassert pytest.main(['--ciq-gpu=0', '--ciq-clocks={clocks}']) == 4\n"
+        "print('LEFT', [name for name in os.environ if name.startswith(('CUDA_', 'PYTEST_CIQ_'))])"
+    )
+    pytester.run(sys.executable, "-c", code).stdout.fnmatch_lines(["LEFT []"])
+
+
 def test_a_gpu_in_use_is_an_error_that_names_the_holder(
     machine: Machine, run: Run, folder: Path
 ) -> None:
@@ -238,6 +284,9 @@ def test_commands() -> None:
     unknown = command("docter")
     assert unknown.returncode == 2
     assert "there is no command 'docter'" in unknown.stderr
+    empty = command("reset-clocks", "--ciq-lease-dir=")
+    assert empty.returncode == 2
+    assert "--ciq-lease-dir" in empty.stderr
     for name in ("doctor", "reset-clocks"):
         assert command(name, "--help").returncode == 0
 
@@ -249,7 +298,7 @@ def test_reset_clocks(machine: Machine, folder: Path) -> None:
     where = f"--ciq-lease-dir={folder}"
     nothing = command("reset-clocks", where)
     assert (nothing.returncode, nothing.stdout) == (
-        0, "nothing to reset: no run has left clocks locked\n",
+        0, f"nothing to reset: no run has left a journal in {folder}\n",
     )  # fmt: skip
     assert not machine.log()
     for index in (0, 1):
@@ -270,6 +319,40 @@ def test_reset_clocks(machine: Machine, folder: Path) -> None:
     machine.asked = {0, 1}
     assert command("reset-clocks", where, "--all").returncode == 0
     assert machine.free
+
+
+def test_reset_clocks_finds_the_folder_that_pytest_finds(
+    machine: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.gpu.test_rows import write_journal
+
+    monkeypatch.setenv("HOME", str(folder.parent))
+    write_journal(folder, machine)
+    assert command("reset-clocks", f"--ciq-lease-dir=~/{folder.name}").stdout.startswith("ok")
+    write_journal(folder, machine)
+    monkeypatch.setenv("PYTEST_CIQ_LEASE_DIR", f"~/{folder.name}")
+    assert command("reset-clocks").stdout.startswith("ok")
+
+
+def test_reset_clocks_prints_no_name_that_somebody_made_up(machine: Machine, folder: Path) -> None:
+    for name in ("GPU-\x1b[31mred.json", "GPU-1.json", f"{machine.uuid()}.json.json"):
+        (folder / name).touch()
+    os.mkdir(os.fsencode(folder) + b"/GPU-\xff.json")
+    done = command("reset-clocks", f"--ciq-lease-dir={folder}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("nothing to reset")
+
+
+def test_reset_of_all_tells_of_a_closed_gpu_with_a_journal(machine: Machine, folder: Path) -> None:
+    from tests.gpu.test_rows import write_journal
+
+    write_journal(folder, machine)
+    machine.asked, machine.gpus[0].access_ret = {1}, 4
+    done = command("reset-clocks", "--all", f"--ciq-lease-dir={folder}")
+    assert done.returncode == 1
+    assert f"ok     {machine.uuid(1)}  reset: sm, memory" in done.stdout
+    assert f"FAULT  {machine.uuid(0)}  not reset: " in done.stdout
+    assert "Insufficient Permissions" in done.stdout
 
 
 def test_reset_clocks_that_fails(machine: Machine, folder: Path) -> None:

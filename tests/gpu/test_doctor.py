@@ -87,7 +87,8 @@ def test_lease_folder_and_journals(machine: Machine, lines: Lines, folder: Path)
     assert not lines("clocks")
     write_journal(folder, machine)
     (line,) = lines("clocks")
-    assert (line.level, line.cure) == ("FAULT", "python -m pytest_compileiq reset-clocks")
+    cure = f"python -m pytest_compileiq reset-clocks --ciq-lease-dir={folder}"
+    assert (line.level, line.cure) == ("FAULT", cure)
     folder.chmod(0o777)
     assert lines("lease folder")[0].level == "FAULT"
 
@@ -135,8 +136,10 @@ def write_triton(site: Path, compiler: str) -> None:
     (package / "compiler.py").write_text(compiler)
 
 
-def triton_lines(site: Path) -> list[str]:
-    code = "from pytest_compileiq import doctor\nfor line in doctor._triton(): print(line)"
+def triton_lines(site: Path, before: str = "") -> list[str]:
+    code = (
+        f"from pytest_compileiq import doctor\n{before}\nfor line in doctor._triton(): print(line)"
+    )
     run = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True
     )
@@ -162,6 +165,33 @@ def test_a_triton_that_does_not_import(tmp_path: Path) -> None:
     (line,) = triton_lines(tmp_path / "site")
     assert line.startswith("FAULT triton")
     assert "libcuda is too old" in line
+
+
+def test_a_triton_that_hangs(tmp_path: Path) -> None:
+    write_triton(tmp_path / "site", "import sys, time\nprint('x', file=sys.stderr)\ntime.sleep(60)")
+    (line,) = triton_lines(tmp_path / "site", "doctor._TRITON_S = 1.5")
+    assert line == (
+        "FAULT triton        has not said for 1.5 s which ptxas it runs"
+        "  ->  see where `python -c 'import triton'` hangs"
+    )
+
+
+def test_a_broken_part_hides_no_other(machine: Machine, lines: Lines, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    broken = {"CIQ_SEARCH_SPACES_DIR": "x" * 300, "PYTEST_CIQ_PTXAS": str(loop)}
+    for point in ("search spaces", "ptxas"):
+        assert lines(point, **broken)[-1].level == "FAULT"
+    assert lines("lease folder", **broken)
+
+
+def test_paths_are_read_as_pytest_reads_them(
+    machine: Machine, lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "O0.acf").write_bytes(b"o0")
+    assert lines("debug pack", PYTEST_CIQ_DEBUG_PACK="~")[0].level == "ok"
+    assert str(tmp_path / "none") in lines("lease folder", PYTEST_CIQ_LEASE_DIR="~/none")[0].text
 
 
 def test_prebuilt_flashinfer(

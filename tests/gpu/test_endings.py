@@ -176,7 +176,7 @@ def test_second_ctrl_c_while_the_clocks_are_being_reset(
     machine: Machine, folder: Path, start: Callable[..., Session]
 ) -> None:
     """The impatient user ends pytest at once; the guardian finishes its work all the same."""
-    machine.rule(RESET, delay_ms=1500, times=1)
+    machine.rule(RESET, delay_ms=4500, times=1)  # within the deadline of 5 s
     session = start(machine, "test_wait")
     session.pid_of("inside")
     session.interrupt()
@@ -184,9 +184,9 @@ def test_second_ctrl_c_while_the_clocks_are_being_reset(
     session.interrupt()
     asked = time.monotonic()
     session.wait()
-    assert time.monotonic() - asked < 1.4
+    assert time.monotonic() - asked < 4  # pytest itself takes 1.7 s of it on a busy machine
     assert not machine.free
-    until(lambda: machine.free, "the clocks are reset", 5)
+    until(lambda: machine.free, "the clocks are reset", 10)
     until(lambda: not journals(folder), "the journal is gone", 1)
     assert [call.ret for call in machine.log(RESET)] == [-1, 0]
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_compileiq.errors import GpuError
-from pytest_compileiq.gpu.clocks import ClockState, RestoreError, guarded, locked
-from pytest_compileiq.gpu.identity import Gpu
+from pytest_compileiq.gpu import journal
+from pytest_compileiq.gpu.card import relation
+from pytest_compileiq.gpu.clocks import ClockState, LockRefused, Mode, RestoreError, guarded, locked
+from pytest_compileiq.gpu.identity import Gpu, resolve
 from pytest_compileiq.gpu.lease import Lease
-from pytest_compileiq.gpu.link import Link, LostError
+from pytest_compileiq.gpu.link import HungError, JournalError, Link, LostError
 from pytest_compileiq.gpu.session import VARIABLE, acquire, adopted
 from tests.fake_nvml.machine import RESET, RESET_MEMORY, SET, Machine
 from tests.gpu.conftest import NewMachine, gpu_of
@@ -26,8 +32,11 @@ from tests.gpu.test_rows import journals, write_journal
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"domains": 7}', '{"domains": {"sm": 1}}', "\xff"]
-)
+    "text",
+    ["", "{", "[]", "null", '{"domains": 7}', '{"domains": {"sm": 1}}', "\xff", "[" * 60_000,
+     '{"version": 2, "domains": {"sm": [1, 1]}}', '{"version": 1, "domains": {}}'],
+    ids=lambda text: text[:20],
+)  # fmt: skip
 def test_a_corrupt_journal_means_reset_all(
     machine: Machine, gpu: Gpu, folder: Path, text: str
 ) -> None:
@@ -78,6 +87,51 @@ def test_a_journal_that_may_not_be_acted_on_stays(new_machine: NewMachine, folde
     assert len(journals(folder)) == 1
 
 
+def test_a_pipe_in_the_journal_s_place_holds_nobody_up(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
+    os.mkfifo(folder / f"{machine.uuid()}.json")
+    start = time.monotonic()
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert any("not ours to act on" in note for note in held.notes)
+    assert time.monotonic() - start < 10
+    assert [call.fn for call in machine.changes()] == [SET, RESET]
+
+
+SHORT = """
+import os, resource, sys
+from pytest_compileiq.gpu import journal
+resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
+folder = os.open(sys.argv[1], os.O_RDONLY)
+try:
+    journal.write(folder, "GPU-1", {"domains": {"sm": [1500, 1500]}})
+except OSError as error:
+    print(error.errno)
+print(sorted(os.listdir(folder)))
+"""
+
+
+def test_a_journal_that_fits_in_part_is_none(folder: Path) -> None:
+    """The kernel takes the first 40 bytes: a nearly full disk. The former journal stays."""
+    (folder / "GPU-1.json").write_text("former")
+    run = subprocess.run(
+        [sys.executable, "-c", SHORT, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [str(errno.EFBIG), "['GPU-1.json']"]
+    assert (folder / "GPU-1.json").read_text() == "former"
+
+
+def test_a_journal_overwrites_nothing_that_was_put_in_its_way(folder: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    os.link(precious, folder / f".GPU-1.json.{os.getpid()}")
+    fd = os.open(folder, os.O_RDONLY)
+    journal.write(fd, "GPU-1", {"domains": {"sm": [1, 1]}})
+    os.close(fd)
+    assert precious.read_text() == "content"
+    assert [path.name for path in folder.iterdir()] == ["GPU-1.json"]
+
+
 def test_the_journal_tells_who_and_what(machine: Machine, gpu: Gpu, folder: Path) -> None:
     with acquire([gpu], folder=folder, sm_mhz=1500, label="test_x.py::test_y"):
         told = json.loads(journals(folder)[0].read_text())
@@ -90,15 +144,32 @@ def test_the_journal_tells_who_and_what(machine: Machine, gpu: Gpu, folder: Path
 def test_a_folder_without_room_for_a_journal_locks_nothing(
     machine: Machine, gpu: Gpu, folder: Path
 ) -> None:
-    # A folder in the journal's place: rename fails for root too, as on a full or read-only disk.
-    with Lease(gpu, folder=folder) as lease:
-        (folder / f"{machine.uuid()}.json").mkdir()
-        with (
-            pytest.raises(GpuError, match="nothing was locked"),
-            guarded(gpu, "auto", 1500, lease=lease),
-        ):
+    with Lease(gpu, folder=folder) as lease, Link(gpu.uuid, lease=lease, may_lock=True) as link:
+        resource.prlimit(link.process.pid, resource.RLIMIT_FSIZE, (20, 20))
+        with pytest.raises(
+            JournalError, match=r"nothing was locked: .*\(File too large\)"
+        ) as caught:
+            link.ask("lock", sm=1500, memory=None)
+        assert machine.free
+    assert f"{machine.uuid()}.json in the lease folder {folder}" in caught.value.what
+    assert "--ciq-lease-dir" in caught.value.remedy
+    assert not journals(folder)
+
+
+@pytest.mark.parametrize("mode", ["auto", "require"])
+def test_a_journal_that_is_another_users_alone_locks_nothing(
+    machine: Machine, gpu: Gpu, folder: Path, mode: Mode
+) -> None:
+    """In a folder for all users it cannot be replaced; for root too, if it is a folder."""
+    (folder / f"{machine.uuid()}.json").mkdir()
+    if mode == "require":
+        refused = pytest.raises(LockRefused, match="another user's journal is in the way")
+        with refused, acquire([gpu], folder=folder, mode=mode):
             pass
-    assert not machine.log(SET)
+    else:
+        with acquire([gpu], folder=folder, mode=mode) as held:
+            assert held.state.startswith("observed (another user's journal is in the way")
+    assert not machine.changes()
 
 
 @pytest.mark.parametrize("code", [15, 999, 1])
@@ -165,6 +236,52 @@ def test_guardian_killed_under_a_window(machine: Machine, gpu: Gpu, folder: Path
         os.kill(machine.log(SET)[-1].pid, signal.SIGKILL)
     assert machine.free
     assert not journals(folder)
+
+
+def test_guardian_stopped_by_a_signal(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    """Then NVML is not to blame, and a new guardian undoes what the stopped one did."""
+    with (
+        Lease(gpu, folder=folder) as lease,
+        guarded(gpu, "require", 1500, lease=lease, call_deadline_s=5) as kept,
+    ):
+        kept.link.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(HungError, match=r"stopped by a signal, and has not answered for 0\.5"):
+            kept.link.ask("mark", deadline_s=0.5)
+        assert not machine.free
+    assert machine.free
+    assert not journals(folder)
+
+
+def test_a_process_that_came_and_went_between_two_marks(machine: Machine, gpu: Gpu) -> None:
+    with Link(gpu.uuid) as link:
+        link.ask("watch", interval_s=0.02)
+        start = link.ask("mark")
+        machine.add_process(4_000_000)
+        time.sleep(1.5)  # a scan each half second
+        machine.gpus[0].nproc = 0
+        end = link.ask("mark")
+        assert not start["processes"]
+        assert not end["processes"]
+        seen = link.ask("samples", since=start["sample"][0], until=end["sample"][0])
+    assert [(process["pid"], process["kind"]) for process in seen["processes"]] == [
+        (4_000_000, "compute")
+    ]
+
+
+def test_a_guardian_with_a_fault_of_its_own_says_it(machine: Machine) -> None:
+    machine.gpus[0].name = b"\xff"  # more than nvidia-ml-py can decode
+    with pytest.raises(LostError, match=r"exit status 1") as caught:
+        resolve("0")
+    assert "UnicodeDecodeError" in str(caught.value)
+    assert "report what it said" in caught.value.remedy
+
+
+def test_what_a_hanging_call_looks_like_from_outside(machine: Machine, gpu: Gpu) -> None:
+    machine.rule("nvmlDeviceGetPowerUsage", delay_ms=60_000)
+    link = Link(gpu.uuid)
+    with pytest.raises(HungError, match="NVML has not answered") as caught:
+        link.ask("mark", deadline_s=0.5)
+    assert caught.value.looked_at == (f"process {link.process.pid}, in state S",)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
@@ -241,22 +358,72 @@ def test_locked_is_all_that_is_needed(
 def test_adopting_what_an_ancestor_holds(machine: Machine, gpu: Gpu, folder: Path) -> None:
     code = (
         "from pytest_compileiq.gpu.session import adopted\n"
-        "with adopted() as held: print(held and (held.gpu.index, held.state))"
+        "from pytest_compileiq.gpu.identity import Gpu\n"
+        f"with adopted([Gpu({machine.uuid()!r}, 0, '', '')]) as held: "
+        "print(held and (held.gpu.index, held.state))"
     )
     with acquire([gpu], folder=folder, sm_mhz=1500) as held:
         env = {**os.environ, **held.environment}
         run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert run.stdout == "(0, 'locked (1500 MHz)')\n", run.stderr
     token = json.loads(held.environment[VARIABLE])
-    stranger = {VARIABLE: json.dumps({**token, "pid": 1 if os.getppid() != 1 else 2})}
+    with adopted([gpu_of(machine, 1)], held.environment) as none:  # not the one asked for here
+        assert none is None
     foreign = subprocess.Popen(["sleep", "30"])
     try:
         stranger = {VARIABLE: json.dumps({**token, "pid": foreign.pid})}
-        with adopted(stranger) as none:  # left over from a process that is not our ancestor
+        with adopted([gpu], stranger) as none:  # left over from a process that is not our ancestor
             assert none is None
     finally:
         foreign.kill()
         foreign.wait()
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "garbage", '{"pid": 1, "gpu": {}}'])
+def test_a_held_gpu_that_cannot_be_read_is_none(gpu: Gpu, text: str) -> None:
+    with adopted([gpu], {VARIABLE: text}) as none:
+        assert none is None
+
+
+def test_what_the_holder_noticed_is_handed_on(machine: Machine, gpu: Gpu, folder: Path) -> None:
+    """An isolated test's report tells of the wait and of whom the lease does not exclude."""
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        told = replace(held, notes=("only this user",), waited_s=2.5)
+        with adopted([gpu], told.environment) as mine:
+            assert mine is not None
+            assert (mine.waited_s, mine.notes) == (2.5, ("only this user",))
+
+
+@pytest.mark.parametrize("moment", [SET, RESET])
+def test_guardian_killed_in_a_call(machine: Machine, gpu: Gpu, folder: Path, moment: str) -> None:
+    """Between the journal and the lock, or while it resets: the next one undoes it at once."""
+    machine.rule(moment, delay_ms=2000, times=1)
+
+    def kill() -> None:
+        until(lambda: machine.log(moment), "the call is on its way")
+        assert len(journals(folder)) == 1
+        os.kill(machine.log(moment)[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    lost = pytest.raises(LostError, match=r"exit status -9") if moment == SET else nullcontext()
+    with lost, acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert held.clocks.locked
+    killer.join()
+    assert machine.free
+    assert not journals(folder)
+    assert machine.log(RESET)[-1].ret == 0
+
+
+def test_pid_1_has_descendants_too() -> None:
+    """In a container pytest often is PID 1, and its tests must know that the GPU is theirs."""
+    ancestors = [os.getpid()]
+    while ancestors[-1] > 0:
+        stat = Path(f"/proc/{ancestors[-1]}/stat").read_text()
+        ancestors.append(int(stat.rpartition(")")[2].split()[1]))
+    first = ancestors[-2]  # whose parent is 0: outside of this PID namespace, or none
+    assert relation(os.getpid(), first) == "ours"
+    assert relation(first, os.getpid()) == ("ours" if first == os.getpid() else "foreign")
 
 
 def test_ready_within_50_ms_and_half_a_second_a_test(

@@ -91,6 +91,7 @@ def test_a_bare_number_counts_in_the_callers_list(
         ("1", {"CUDA_VISIBLE_DEVICES": "0,-1,1"}, "shows 1 GPU"),
         ("1", {"CUDA_VISIBLE_DEVICES": "0,9,1"}, "shows 1 GPU"),
         ("0", {"CUDA_VISIBLE_DEVICES": ""}, "shows no GPU"),
+        ("0", {"CUDA_VISIBLE_DEVICES": "9" * 5000}, "shows no GPU"),
         ("0", {"CUDA_VISIBLE_DEVICES": "GPU-00000006"}, "shows no GPU"),
     ],
 )
@@ -101,6 +102,12 @@ def test_a_bad_spec_says_what_there_is(
         indices(spec, **env)
     assert message in str(caught.value)
     assert not eight.changes()
+
+
+def test_cuda_does_not_count_a_closed_gpu(eight: Machine) -> None:
+    eight.gpus[0].access_ret = 4
+    env = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert indices("0", **env) == [2] == indices("cuda:0", **env)
 
 
 def test_environment_shows_cuda_one_gpu(eight: Machine) -> None:
@@ -122,6 +129,10 @@ def test_mig_instances(new_machine: NewMachine) -> None:
     assert identity.resolve("MIG-00000001")[0] == gpu
     with pytest.raises(GpuError, match="cut into 2 MIG instances"):
         identity.resolve("0")
+    machine.gpus[0].mig_count = 0
+    with pytest.raises(GpuError, match="cut into no MIG instances") as caught:
+        identity.resolve("0")
+    assert "make one" in caught.value.remedy
     machine.gpus[0].mig_count = 1
     assert identity.resolve("0")[0].uuid == machine.mig_uuid(0, 0)
 

@@ -66,6 +66,14 @@ def test_the_timeout_names_the_holder(folder: Path) -> None:
     assert "\x1b" not in text  # written by somebody else: shown escaped
 
 
+def test_the_name_of_a_test_may_be_long(folder: Path) -> None:
+    """Whoever makes a test for each kernel's text has ids of any length."""
+    with Lease(UUID, folder=folder, label="test_a.py::test[" + "ld.global.f32 \\n" * 9000):
+        told = Lease(UUID, folder=folder).holder()
+    assert "test 'test_a.py::test[ld.global" in told
+    assert len(told) < 1000
+
+
 def test_holder_text_of_any_kind_is_survived(folder: Path) -> None:
     for text in (b"", b"\xff\xfe{", b"[]", b'{"pid": 1}', b"x" * 100_000):
         (folder / f"{UUID}.lock").write_bytes(text)
@@ -261,11 +269,26 @@ def test_default_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert own.path.stat().st_mode & 0o777 == 0o700
     assert "only jobs of this user" in own.note()
     own.close()
+    for other in ("", "relative", str(tmp_path / "absent"), "/proc/1/none"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", other)
+        assert _lease._choose(None) == (Path(f"/tmp/ciq-{os.geteuid()}"), False)
     site.mkdir(mode=0o700)
     shared = Folder()
     assert shared.path == site
     assert "only jobs of this user" not in shared.note()
     shared.close()
+
+
+@needs_root
+def test_the_runtime_folder_of_another_user_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sudo -E pytest`, to be allowed to lock clocks, comes with the caller's XDG_RUNTIME_DIR."""
+    monkeypatch.setattr(_lease, "SITE_FOLDER", tmp_path / "none")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    os.chown(tmp_path, OTHER_USER, -1)
+    assert _lease._choose(None) == (Path(f"/tmp/ciq-{os.geteuid()}"), False)
+    assert not (tmp_path / "ciq").exists()
 
 
 def test_the_holder_is_written_for_people(folder: Path) -> None:

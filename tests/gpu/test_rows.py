@@ -63,7 +63,9 @@ def journals(folder: Path) -> list[Path]:
 def write_journal(folder: Path, machine: Machine, **content: object) -> Path:
     path = folder / f"{machine.uuid()}.json"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    path.write_text(json.dumps({"boot_id": boot, "domains": {"sm": [1500, 1500]}, **content}))
+    path.write_text(
+        json.dumps({"version": 1, "boot_id": boot, "domains": {"sm": [1500, 1500]}, **content})
+    )
     return path
 
 
