@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,19 +44,23 @@ class GpuSuite(Suite):
 
 
 @pytest.fixture
-def real(pytestconfig: pytest.Config, tmp_path: Path) -> GpuSuite:
+def real(pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[GpuSuite]:
     gpus = pytestconfig.stash.get(device.GPUS, ())
     if not gpus:
         pytest.skip("needs a real GPU: run with --ciq-gpu=SPEC")
-    return GpuSuite(tmp_path, gpus[0].uuid)
+    suite = GpuSuite(tmp_path, gpus[0].uuid)
+    yield suite
+    suite.kill()
 
 
 @pytest.fixture
-def fake(machine: Machine, tmp_path: Path) -> GpuSuite:
+def fake(machine: Machine, tmp_path: Path) -> Iterator[GpuSuite]:
     """On the fake driver, whose kernels fail by the same codes: for the tests' own sake."""
     folder = tmp_path / "suite"
     folder.mkdir()
-    return GpuSuite(folder, machine.uuid(0))
+    suite = GpuSuite(folder, machine.uuid(0))
+    yield suite
+    suite.kill()
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
