@@ -31,6 +31,7 @@ VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
 HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
 #: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.
 NO_GPU: pytest.StashKey[str] = pytest.StashKey()
+NOT_ISOLATED: pytest.StashKey[str] = pytest.StashKey()
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -85,7 +86,7 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
     from pytest_compileiq import device
     from pytest_compileiq.isolation import wiring
 
-    wiring.install(
+    why_not = wiring.install(
         config,
         chosen,
         # The staging folder is made by this process, so that no child's death leaves it behind.
@@ -93,6 +94,8 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
         # The GPU is held by it, too: whoever locks clocks must not be killed with the test.
         environment_for=lambda item: device.environment_for(config, item, chosen),
     )
+    if why_not is not None:
+        config.stash[NOT_ISOLATED] = why_not
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -107,6 +110,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         from pytest_compileiq import device
 
         lines += device.header(config, chosen)
+    if NOT_ISOLATED in config.stash:
+        lines.append(f"compileiq: tests are not isolated: {config.stash[NOT_ISOLATED]}")
     return lines
 
 

@@ -207,16 +207,8 @@ class _Listener:
             text = f"no end after {timeout:g} s, and its process was killed"
         else:
             text = f"its process {messages.describe(ended.code)} before its end"
-        remedy = _remedy(self.progress)
+        remedy = _crash.remedy_at(self.progress)
         return Crash(reason, text, self.progress, remedy, tuple(self.kept), details)
-
-
-def _remedy(progress: Progress) -> str:
-    if progress.arm == "baseline":
-        return "the kernel itself is at fault, since no ACF was applied"
-    if progress.arm:
-        return f"do not ship {progress.arm}: search again, or remove it"
-    return "no arm had been announced, so look at the test's own code and fixtures"
 
 
 def phase(

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,9 +39,10 @@ def progress(arm: str, *, kernel: str | None = None, check: str | None = None) -
     """Say what comes next (the baseline, ``best.acf``), for the report of a crash or hang.
 
     To be called before each arm: what it says stands until the next call, and so do the kernel
-    and the check that it leaves out. "" means that none runs.
+    and the check that it leaves out. "" means that none runs. A process that the test has
+    forked says nothing: what it runs is not what the test is at.
     """
-    if _channel is not None:
+    if _channel is not None and _channel.mine:
         before = _channel.progress
         now = Progress(
             arm,
@@ -54,7 +55,7 @@ def progress(arm: str, *, kernel: str | None = None, check: str | None = None) -
 
 def keep(name: str, value: object) -> None:
     """Have a user property on the report even when this process dies before its end."""
-    if _channel is not None:
+    if _channel is not None and _channel.mine:
         _channel.kept.append((name, value))
         _channel.send(Kind.KEEP, name, value)
 
@@ -90,6 +91,7 @@ class Hooks:
         self._crash_properties = crash_properties
         self._item: pytest.Item | None = None
         self._failed = False
+        self._context_is_dead = False
 
     def run(self, item: pytest.Item) -> None:
         """Run one item through the whole hook, so that all wrappers of it work here too."""
@@ -108,27 +110,44 @@ class Hooks:
         hook = self._config.hook
         # pytest 9's subtests turn a passed test with failed subtests into a failed one there.
         hook.pytest_report_teststatus(report=report, config=self._config)
-        if report.failed:
-            self._failed = True
-            self._name_dead_context(report)
+        self._failed = self._failed or report.failed
         data = hook.pytest_report_to_serializable(config=self._config, report=report)
         self.channel.send(Kind.REPORT, data)
 
-    def _name_dead_context(self, report: pytest.TestReport) -> None:
-        """A sticky CUDA error is a crash that left the process alive: say so, with the arm."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A sticky CUDA error is a crash that left the process alive: say so, with the arm.
+
+        It is looked for after a pass, too: a launch that nothing waited for reports no error.
+        """
         from pytest_compileiq.isolation import probes
 
-        if report.when != "call" or (error := probes.sticky_cuda_error()) is None:
-            return
-        from pytest_compileiq.isolation.crash import Crash
+        report = yield
+        if self._context_is_dead or (error := probes.sticky_cuda_error()) is None:
+            return report
+        self._context_is_dead = True
+        from pytest_compileiq.isolation import crash
         from pytest_compileiq.verdict import Reason
 
-        assert self._item is not None
-        text = f"the CUDA context died of {error}"
+        progress = self.channel.progress
         kept = tuple(report.user_properties) or tuple(self.channel.kept)
-        crash = Crash(Reason.CRASHED, text, self.channel.progress, kept=kept)
-        report.user_properties[:] = self._crash_properties(self._item, crash)
-        report.sections.append(("isolated test", crash.message))
+        died = crash.Crash(
+            Reason.CRASHED,
+            f"the CUDA context died of {error}",
+            progress,
+            remedy=crash.remedy_at(progress),
+            kept=kept,
+        )
+        report.user_properties[:] = self._crash_properties(item, died)
+        if report.failed:
+            report.sections.append(("isolated test", died.text_for_people))
+        else:  # passed, skipped, or expected to fail: none of them is an answer any more
+            report.outcome = "failed"
+            report.longrepr = crash.longrepr(item, died)
+            vars(report).pop("wasxfail", None)
+        return report
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any

@@ -42,7 +42,8 @@ def call(function: Callable[[], Any], *, timeout: float) -> Outcome:
     """Call ``function`` in a child for at most ``timeout`` seconds.
 
     The child leads a process group of its own, which is killed whole at the end, so neither
-    a hang nor a grandchild outlives the call.
+    a hang nor a grandchild outlives the call. A grandchild that left the group (``setsid``) is
+    out of reach here; in an isolated test it dies with the test's process.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

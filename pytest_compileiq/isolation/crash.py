@@ -54,6 +54,14 @@ class Crash:
         where = f" at {self.progress}" if str(self.progress) else ""
         return f"{self.reason}{where}: {self.text}"
 
+    @property
+    def text_for_people(self) -> str:
+        """The message, what to do, and the details."""
+        lines = [f"isolated test {self.message}"]
+        if self.remedy:
+            lines.append(f"  to do: {self.remedy}")
+        return "\n".join([*lines, *self.details.splitlines()])
+
 
 #: The user properties of a crash's report.
 CrashProperties = Callable[[pytest.Item, Crash], Properties]
@@ -80,6 +88,23 @@ def one_record(item: pytest.Item, crash: Crash) -> Properties:
     return [*crash.kept, ("ciq", json.dumps(record))]
 
 
+def remedy_at(progress: Progress) -> str:
+    """What to do about a crash or a hang there."""
+    if progress.arm == "baseline":
+        return "the kernel itself is at fault, since no ACF was applied"
+    if progress.arm:
+        return f"do not ship {progress.arm}: search again, or remove it"
+    return "no arm had been announced, so look at the test's own code and fixtures"
+
+
+def longrepr(item: pytest.Item, crash: Crash) -> ExceptionChainRepr:
+    """The crash as a report shows it; only with a place has pytest 8 a line in its summary."""
+    place = ReprFileLocation(str(item.path), (item.location[1] or 0) + 1, crash.message)
+    lines = [line + "\n" for line in crash.text_for_people.splitlines()]
+    trace = ReprTraceback([ReprEntryNative(lines)], None, "native")
+    return ExceptionChainRepr([(trace, place, None)])
+
+
 def report(
     item: pytest.Item,
     crash: Crash,
@@ -90,20 +115,13 @@ def report(
     properties: Properties = [],  # noqa: B006 (read only)
 ) -> pytest.TestReport:
     """A failing report. A crash never passes, and is never an expected failure."""
-    lines = [f"isolated test {crash.message}"]
-    if crash.remedy:
-        lines.append(f"  to do: {crash.remedy}")
-    lines += crash.details.splitlines()
-    # Only with a place does pytest 8 show the message in its short summary.
-    place = ReprFileLocation(str(item.path), (item.location[1] or 0) + 1, crash.message)
-    trace = ReprTraceback([ReprEntryNative([line + "\n" for line in lines])], None, "native")
     now = time.time()
     return pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
         keywords=dict.fromkeys(item.keywords, 1),
         outcome="failed",
-        longrepr=ExceptionChainRepr([(trace, place, None)]),
+        longrepr=longrepr(item, crash),
         when=when,  # type: ignore[arg-type]
         sections=sections,
         duration=seconds,

@@ -56,13 +56,19 @@ class Link:
         *,
         foreign: tuple[Link, ...] = (),
     ) -> None:
+        """``foreign`` are the links of other zygotes. Raises OSError when the fork fails."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._number = 0
-        self._code = 0
+        self._how_it_ended = ""
         messages.flush_output()
         with warnings.catch_warnings():  # Python 3.12 warns when there are other threads
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+            try:
+                self.pid = os.fork()
+            except OSError:
+                self._control.close()
+                theirs.close()
+                raise
         if self.pid == 0:
             for link in (self, *foreign):  # else another zygote would never see the socket's end
                 link._control.close()
@@ -79,7 +85,7 @@ class Link:
         except TimeoutError:
             raise LostError(f"was not ready after {READY_LIMIT:g} s") from None
         except (EOFError, OSError, BadMessageError):
-            raise LostError(self._how_it_ended()) from None
+            raise LostError(self.close()) from None
 
     def run(self, request: tuple[Any, ...], timeout: float, on_message: OnMessage) -> Ended:
         """Run one child for at most ``timeout`` seconds; its messages go to ``on_message``.
@@ -95,7 +101,7 @@ class Link:
             raise
         except (EOFError, OSError, BadMessageError):  # a dead zygote shows as any of them
             self._kill(child.pid)
-            raise LostError(self._how_it_ended()) from None
+            raise LostError(self.close()) from None
         except BaseException as error:
             gentle = isinstance(error, KeyboardInterrupt)
             if not (gentle and self._ended(Kind.INTERRUPT, INTERRUPT_GRACE)):
@@ -165,24 +171,24 @@ class Link:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(leader, signal.SIGKILL)
 
-    def _how_it_ended(self) -> str:
-        return messages.describe(self.close())
-
-    def close(self) -> int:
-        """Close the socket: the zygote kills what is left and ends. Returns its exit code."""
+    def close(self) -> str:
+        """Close the socket: the zygote kills what is left and ends. Returns how it ended."""
         self._control.close()
         if self.pid == 0:
-            return self._code
+            return self._how_it_ended
         end = time.monotonic() + CLOSE_LIMIT
-        while not (found := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if time.monotonic() > end:
-                os.kill(self.pid, signal.SIGKILL)
-                found = os.waitpid(self.pid, 0)
-                break
-            time.sleep(0.002)
+        try:
+            while not (found := os.waitpid(self.pid, os.WNOHANG))[0]:
+                if time.monotonic() > end:
+                    os.kill(self.pid, signal.SIGKILL)
+                    found = os.waitpid(self.pid, 0)
+                    break
+                time.sleep(0.002)
+            self._how_it_ended = messages.describe(os.waitstatus_to_exitcode(found[1]))
+        except ChildProcessError:  # an ordinary test has waited for all children of pytest
+            self._how_it_ended = "ended, and pytest was not told how"
         self.pid = 0
-        self._code = os.waitstatus_to_exitcode(found[1])
-        return self._code
+        return self._how_it_ended
 
 
 class _Child:

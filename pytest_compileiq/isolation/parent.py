@@ -19,7 +19,7 @@ from typing import Any, Literal
 import pytest
 
 from pytest_compileiq.isolation import crash as _crash
-from pytest_compileiq.isolation import probes
+from pytest_compileiq.isolation import memory, probes
 from pytest_compileiq.isolation.attempt import (
     Attempt,
     Attempter,
@@ -131,7 +131,8 @@ class Isolation:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Choose the zygote: not in a wrapper, or the children would lack logging's handlers."""
         items = getattr(session, "items", [])
-        if self._config.option.collectonly or not any(map(self.wants_isolation, items)):
+        wanted = sum(map(self.wants_isolation, items))
+        if self._config.option.collectonly or not wanted:
             self._close(self._early)
             return
         self._index = {item: index for index, item in enumerate(items)}
@@ -140,6 +141,8 @@ class Isolation:
                 f"{len(threads)} other threads ran when isolated tests' server was forked "
                 f"({', '.join(threads[:5])}): a lock that one of them held hangs a test"
             )
+        if wanted >= memory.WORTH_IT:
+            memory.collapse()
         late = self._fork(session, collected=True)
         problems = _problems(late)
         if late is not None and not problems & {Problem.CUDA, "lost"}:

@@ -1,13 +1,14 @@
 """pytest-rerunfailures for isolated tests: each attempt has a process of its own.
 
 Its own loop cannot run here, as it repeats the setup in the process that failed. Its settings
-are asked for by its functions, those of version 14 to 16.
+are asked for by its functions, those of versions 15 and 16 (not 16.0, which 16.0.1 took back).
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -35,10 +36,10 @@ class Reruns:
             return True
         try:
             raise error
-        except type(error):
+        except Exception:
             excinfo = pytest.ExceptionInfo.from_current()
         final = self._plugin._should_hard_fail_on_error(self._item, report, excinfo)
-        return bool(final) or not self._plugin.get_reruns_condition(self._item)
+        return bool(final) or not _condition(self._plugin, self._item, ())
 
     def again(self, attempt: int) -> bool:
         """Is another attempt left after this one (from 0)? Waits for the delay before it."""
@@ -62,7 +63,11 @@ def allowed(item: pytest.Item, failed: bool) -> bool:
         return True
     if any(getattr(item, "_terminal_errors", {}).values()):
         return False
-    failures = getattr(plugin, "_get_reruns_condition_failures", None)
-    if failures is None:
-        return bool(plugin.get_reruns_condition(item))
-    return bool(plugin.get_reruns_condition(item, failures(item)))
+    failures = getattr(plugin, "_get_reruns_condition_failures", lambda item: ())
+    return _condition(plugin, item, failures(item))
+
+
+def _condition(plugin: Any, item: pytest.Item, failures: Sequence[Any]) -> bool:
+    """The condition of the item's mark, true without one. Version 15 knows no failures."""
+    known = (failures,) if hasattr(plugin, "_get_reruns_condition_failures") else ()
+    return bool(plugin.get_reruns_condition(item, *known))

@@ -28,11 +28,11 @@ def install(
     chosen: Settings,
     *,
     before_fork: Callable[[], object],
-    environment_for: EnvironmentFor = parent.no_environment,
-) -> None:
-    """Register the isolation of tests that use a ``ciq`` fixture. Raises UsageError.
+    environment_for: EnvironmentFor,
+) -> str | None:
+    """Register the isolation of tests that use a ``ciq`` fixture; returns why it can not be.
 
-    See ``parent.Isolation`` for the two callables.
+    Raises UsageError when it can not be and has to. See ``parent.Isolation`` for the callables.
     """
     why_not = parent.obstacle(config)
     if why_not is not None:
@@ -41,7 +41,7 @@ def install(
                 f"pytest-compileiq: {chosen.sources['isolate']} asks for isolation, and "
                 f"{why_not}\n  to do: run with --ciq-isolate=off"
             )
-        return
+        return why_not
     mode: Literal["auto", "require"] = "require" if chosen.isolate == "require" else "auto"
     plugin = parent.Isolation(
         config,
@@ -55,6 +55,7 @@ def install(
     )
     config.pluginmanager.register(plugin, parent.NAME)
     config.pluginmanager.register(LateRequests(plugin), "compileiq-late-requests")
+    return None
 
 
 def keep_torch_from_cuda(config: pytest.Config) -> None:

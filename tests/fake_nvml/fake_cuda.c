@@ -1,6 +1,7 @@
 /* A stand-in for libcuda.so.1: enough of the driver API to ask which devices a process sees, in
  * which order, and to show up in NVML's process list. It reads the same state as fake_nvml.c, and
- * CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER at cuInit, once, as the real one does. */
+ * CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER at cuInit, once, as the real one does. At its end: a
+ * context that kernels can hang and kill. */
 #include "state.h"
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101 };
@@ -107,5 +108,58 @@ API int cuDevicePrimaryCtxRetain(void **o, int n) {
   state_unlock(fd);
   *o = g;
   note("cuDevicePrimaryCtxRetain", device_gpu[n], 0, 0, SUCCESS);
+  return SUCCESS;
+}
+
+/* A context runs two kernels, known by their names (tests/gpu/driver.py): "seven" writes to an
+ * address, and the context is dead when that is nowhere; "spin" never ends. */
+enum { ILLEGAL_ADDRESS = 700, NOT_FOUND = 500 };
+static void *current;
+static int sticky, spinning;
+
+API int cuCtxSetCurrent(void *c) {
+  current = c;
+  return SUCCESS;
+}
+API int cuCtxGetCurrent(void **o) {
+  *o = current;
+  return SUCCESS;
+}
+API int cuCtxSynchronize(void) {
+  while (spinning) pause();
+  return sticky;
+}
+API int cuModuleLoadData(void **o, const void *image) {
+  *o = (void *)image;
+  return current ? sticky : NOT_INITIALIZED;
+}
+API int cuModuleGetFunction(const char **o, void *module, const char *name) {
+  (void)module;
+  *o = !strcmp(name, "seven") ? "seven" : !strcmp(name, "spin") ? "spin" : NULL;
+  return *o ? sticky : NOT_FOUND;
+}
+API int cuLaunchKernel(const char *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                       unsigned by, unsigned bz, unsigned shared, void *stream, void **args,
+                       void **extra) {
+  (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream;
+  (void)extra;
+  if (sticky) return sticky;
+  uint64_t where = *(uint64_t *)args[0];
+  if (!strcmp(f, "spin")) spinning = 1;
+  else if (where < 65536) sticky = ILLEGAL_ADDRESS;
+  else *(uint32_t *)where = 7;
+  return SUCCESS;
+}
+API int cuMemAlloc_v2(uint64_t *o, size_t bytes) {
+  *o = (uint64_t)malloc(bytes);
+  return sticky;
+}
+API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+  if (cuCtxSynchronize()) return sticky;
+  memcpy(to, (void *)from, bytes);
+  return SUCCESS;
+}
+API int cuGetErrorName(int code, const char **o) {
+  *o = code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_UNKNOWN";
   return SUCCESS;
 }

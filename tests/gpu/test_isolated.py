@@ -75,3 +75,12 @@ def test_without_isolation_it_runs_in_pytest(
     session = Session(machine, folder, tmp_path / "suite", source, "--ciq-isolate=off")
     assert session.wait() == 0, session.text()
     assert machine.free
+
+
+def test_what_forbids_isolation_is_said(machine: Machine, folder: Path, tmp_path: Path) -> None:
+    """A crash would end the whole run, so ``auto`` must not give isolation up in silence."""
+    source = "MAIN = os.getpid()\ndef test_it(ciq_gpu): assert os.getpid() == MAIN\n"
+    session = Session(machine, folder, tmp_path / "suite", source, "--setup-only", "-v")
+    assert session.wait() == 0, session.text()
+    text = "tests are not isolated: --setup-only needs the tests in pytest's own process"
+    assert text in session.text()

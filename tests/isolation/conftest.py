@@ -6,6 +6,7 @@ in their environment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -14,11 +15,14 @@ import sys
 import textwrap
 import time
 import uuid
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ..conftest import heed_ctrl_c
 
 HERE = Path(__file__).resolve().parent
 IMPORTS = """
@@ -117,6 +121,7 @@ class Suite:
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
             "start_new_session": True,
+            "preexec_fn": heed_ctrl_c,
         } | kwargs
         env = self.environment(**(env or {}))
         return subprocess.Popen(command, cwd=self.path, env=env, **kwargs)
@@ -127,8 +132,7 @@ class Suite:
         try:
             out, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            for pid in marked(self.token):
-                os.kill(pid, signal.SIGKILL)
+            self.kill()
             text = process.communicate()[0].decode(errors="replace")
             raise AssertionError(f"the suite hung:\n{text[-4000:]}") from None
         seconds = time.monotonic() - start
@@ -152,10 +156,14 @@ class Suite:
             if time.monotonic() > end:
                 folders = [Path(f"/proc/{pid}/cmdline") for pid in left]
                 lines = [folder.read_bytes() for folder in folders if folder.exists()]
-                for pid in left:
-                    os.kill(pid, signal.SIGKILL)
+                self.kill()
                 raise AssertionError(f"processes left: {left} {lines}")
             time.sleep(0.02)
+
+    def kill(self) -> None:
+        for pid in marked(self.token):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     @property
     def jots(self) -> list[str]:
@@ -163,5 +171,7 @@ class Suite:
 
 
 @pytest.fixture
-def suite(tmp_path: Path) -> Suite:
-    return Suite(tmp_path)
+def suite(tmp_path: Path) -> Iterator[Suite]:
+    made = Suite(tmp_path)
+    yield made
+    made.kill()  # a test that failed may have left a process that spins

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pytest_compileiq.isolation.attempt import EnvironmentFor
 
 MAIN = os.getpid()  # pytest, or an xdist worker; a fork leaves the value as it is
 
@@ -31,11 +35,17 @@ def kids(pid: int | None = None) -> list[int]:
     return found
 
 
-@contextlib.contextmanager
-def environment_for(item: pytest.Item) -> Iterator[dict[str, str]]:
-    """Marks ``env(**variables)``, the closest wins."""
-    marks = [mark.kwargs for mark in item.iter_markers("env")]
-    yield {key: text for kwargs in reversed(marks) for key, text in kwargs.items()}
+def with_marks(environment_for: EnvironmentFor) -> EnvironmentFor:
+    """Add the variables of marks ``env(**variables)``; the closest wins."""
+
+    @contextlib.contextmanager
+    def made(item: pytest.Item) -> Iterator[dict[str, str]]:
+        with environment_for(item) as variables:
+            for mark in reversed(list(item.iter_markers("env"))):
+                variables = variables | mark.kwargs
+            yield variables
+
+    return made
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,7 +59,7 @@ def pytest_collection(session: pytest.Session) -> None:
     if plugin is None:
         return
     default = plugin.timeout_for
-    plugin.environment_for = environment_for
+    plugin.environment_for = with_marks(plugin.environment_for)
     plugin.timeout_for = lambda item: next(
         (mark.args[0] for mark in item.iter_markers("limit")), default(item)
     )

@@ -311,6 +311,23 @@ def test_3(): pass
         assert not suite.jots
 
 
+def test_an_ordinary_test_waits_for_all_children(suite: Suite) -> None:
+    """It may take the zygote's exit status away from pytest, and breaks nothing by that."""
+    suite.write(
+        test_a="""
+from suite_support import kids
+def test_0(ciq): pass
+def test_1(): os.kill(kids()[0], 9); os.waitpid(-1, 0)
+def test_2(ciq): jot("ran 2")
+def test_3(): pass
+"""
+    )
+    result = suite.run()
+    assert result.counts == {"passed": 3, "error": 1}, result.out
+    assert "lost with its server, which ended, and pytest was not told how" in result.out
+    assert not suite.jots
+
+
 def test_the_zygote_is_killed_while_pytest_is_stopped(suite: Suite) -> None:
     """The child dies of PR_SET_PDEATHSIG. A known limit: a session of its own survives that."""
     suite.write(test_a=LONG.replace("BODY", "while 1: pass"))
