@@ -11,6 +11,7 @@ import pytest
 
 from pytest_compileiq import marks as _marks
 from pytest_compileiq.checks import proof
+from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.isolation import child
 from pytest_compileiq.judge import Judge, Offer, name_of, not_judged
@@ -63,8 +64,15 @@ class CIQ:
         settings: Settings,
         assembler: Assembler,
         record: Callable[[Verdict], None],
+        stopwatch: Stopwatch | None = None,
     ) -> None:
-        self._judging = Judge(folder=folder, marks=marks, settings=settings, assembler=assembler)
+        self._judging = Judge(
+            folder=folder,
+            marks=marks,
+            settings=settings,
+            assembler=assembler,
+            stopwatch=stopwatch,
+        )
         self._strict = settings.strict
         self._disabled = settings.disable
         self._accept = settings.accept
@@ -72,6 +80,16 @@ class CIQ:
         self._record = record
         #: Marks of this test that were really judged.
         self.answered: set[str] = set()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this run has a GPU (``--ciq-gpu``), so that kernels are launched and timed."""
+        return self._judging.stopwatch is not None
+
+    def close(self) -> None:
+        """Give back the GPU, if one was held."""
+        if self._judging.stopwatch is not None:
+            self._judging.stopwatch.close()
 
     @property
     def offers(self) -> dict[Path, Offer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -90,6 +91,20 @@ class Monitor:
             step_mhz=facts.get("step_mhz"),
             notes=self.notes,
         )
+
+    def reasons(self, since: float) -> int:
+        """Clock event reasons, as NVML's mask, seen from ``since`` (time.monotonic()) on.
+
+        The last sample before ``since`` counts, too: it is up to 20 ms old. Raises GpuError.
+        """
+        if self._link is None:
+            raise GpuError("this monitor is not running", remedy="use it as a context manager")
+        until = time.monotonic()
+        seen = self._link.ask("samples", since=since - self._interval_s, until=until)
+        mask = 0
+        for sample in seen["samples"]:
+            mask |= Sample(*sample).reasons or 0
+        return mask
 
     @contextmanager
     def window(self) -> Iterator[Window]:
