@@ -5,4 +5,6 @@ Two kinds of process. In pytest: ``identity`` (SPEC to UUID), ``lease`` (one hol
 that hangs there cannot be ended, not even by a signal. Beside it runs ``guardian``, the only
 process that talks to NVML, with ``nvml``, ``card``, ``lock``, ``journal`` and ``survey``; those
 modules import the standard library only, as each test waits for their start. ``link`` joins both.
+
+``stream`` belongs to neither: it is how a test's own process reaches CUDA.
 """
