@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_compileiq.subjects.kernel import Kernel as Kernel
     from pytest_compileiq.subjects.objective import Objective as Objective
     from pytest_compileiq.subjects.ptx import PtxKernel as PtxKernel
+    from pytest_compileiq.subjects.triton import TritonKernel as TritonKernel
     from pytest_compileiq.verdict import Verdict as Verdict
 
 _HOME = {
@@ -28,6 +29,7 @@ _HOME = {
     "Kernel": "subjects.kernel",
     "Objective": "subjects.objective",
     "PtxKernel": "subjects.ptx",
+    "TritonKernel": "subjects.triton",
     "Verdict": "verdict",
 }
 
@@ -40,6 +42,7 @@ __all__ = [
     "Kernel",
     "Objective",
     "PtxKernel",
+    "TritonKernel",
     "Verdict",
 ]
 

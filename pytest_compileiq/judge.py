@@ -16,6 +16,7 @@ from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Kernel, Workbench
 from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
 from pytest_compileiq.toolchain import acf as _acf
+from pytest_compileiq.toolchain import caches as _caches
 from pytest_compileiq.toolchain import sidecar as _sidecar
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
@@ -64,24 +65,17 @@ class Judge:
         """One check's verdict; an error on the way is a failing verdict with its reason."""
         try:
             if self.settings.disable:
-                return self._run_once(check, bench)
-            if isinstance(bench, Workbench):
-                return self._answer_for_kernel(bench, params, asked)
-            return self._answer_for_objective(bench, params, asked)
+                verdict = self._run_once(check, bench)
+            elif isinstance(bench, Workbench):
+                verdict = self._answer_for_kernel(bench, params, asked)
+            else:
+                verdict = self._answer_for_objective(bench, params, asked)
         except CiqError as error:
-            return Verdict(
-                check=check,
-                kernel=name_of(bench),
-                status=Status.FAIL,
-                reason=error.reason,
-                message=error.what,
-                remedy=error.remedy,
-                numbers={**error.numbers, "looked_at": list(error.looked_at)},
-            )
+            verdict = _failed(check, bench, error)
         except Exception as error:
             # What nobody foresaw still has to leave a record, and never a pass.
             where = traceback.extract_tb(error.__traceback__)[-1]
-            return Verdict(
+            verdict = Verdict(
                 check=check,
                 kernel=name_of(bench),
                 status=Status.FAIL,
@@ -90,6 +84,8 @@ class Judge:
                 f"{str(error)[:300]}",
                 remedy="if the cause is not in your test, report it with this line",
             )
+        unfit = _caches.unfit()  # asked now, as the subject has imported what it uses
+        return verdict if unfit is None else _failed(check, bench, unfit)
 
     def _answer_for_kernel(
         self, bench: Workbench, params: Params, asked: dict[str, Params]
@@ -243,6 +239,18 @@ class Judge:
 
 def name_of(bench: Workbench | ObjectiveBench) -> str:
     return bench.kernel.name if isinstance(bench, Workbench) else bench.objective.name
+
+
+def _failed(check: Check, bench: Workbench | ObjectiveBench, error: CiqError) -> Verdict:
+    return Verdict(
+        check=check,
+        kernel=name_of(bench),
+        status=Status.FAIL,
+        reason=error.reason,
+        message=error.what,
+        remedy=error.remedy,
+        numbers={**error.numbers, "looked_at": list(error.looked_at)},
+    )
 
 
 def not_judged(check: Check, bench: Workbench | ObjectiveBench, why: str) -> Verdict:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_compileiq.marks import Params
     from pytest_compileiq.settings import Settings
     from pytest_compileiq.toolchain.assembler import Assembler
+    from pytest_compileiq.toolchain.caches import Environment
     from pytest_compileiq.verdict import Check, Verdict
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
@@ -188,6 +189,32 @@ def ciq_ptxas(request: pytest.FixtureRequest) -> Path:
     return _assembler(request.config).ptxas().path
 
 
+@pytest.fixture
+def ciq_cache_env(request: pytest.FixtureRequest) -> Iterator[Environment]:
+    """The variables that ``ciq_fresh_caches`` sets: new folders, and the plugin's ptxas.
+
+    Override it to add the cache of a library of your own, or to keep one:
+    ``def ciq_cache_env(ciq_cache_env): return {**ciq_cache_env, "MY_CACHE_DIR": None}`` (None:
+    not set at all).
+    """
+    from pytest_compileiq.toolchain import caches
+
+    with caches.folder_of_one_test(_assembler(request.config)) as environment:
+        yield environment
+
+
+@pytest.fixture
+def ciq_fresh_caches(ciq_cache_env: Environment) -> Iterator[Environment]:
+    """Empty compile caches for this test; afterwards the environment is as it was.
+
+    Each test that uses ``ciq`` and is isolated or on a GPU has it, before any other fixture.
+    """
+    from pytest_compileiq.toolchain import caches
+
+    with caches.in_use(ciq_cache_env):
+        yield ciq_cache_env
+
+
 def _assembler(config: pytest.Config) -> Assembler:
     from pytest_compileiq.toolchain.assembler import Assembler
 
@@ -206,6 +233,9 @@ def _assembler(config: pytest.Config) -> Assembler:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
     item.stash[VERDICTS] = []
+    fixtures: list[str] = getattr(item, "fixturenames", [])
+    if "ciq" in fixtures and "ciq_fresh_caches" not in fixtures and _is_apart(item.config):
+        fixtures.insert(0, "ciq_fresh_caches")  # before any fixture that starts CUDA or compiles
     if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
         return
     from pytest_compileiq import marks
@@ -241,6 +271,15 @@ def pytest_runtest_makereport(
         item.user_properties.append((records.KEPT, str(assembler.kept)))
     report.user_properties = list(item.user_properties)
     return report
+
+
+def _is_apart(config: pytest.Config) -> bool:
+    """Do tests that use ``ciq`` run isolated or on a GPU here?"""
+    if config.stash[SETTINGS].gpu is not None:
+        return True
+    from pytest_compileiq.isolation import child
+
+    return child.inside()
 
 
 def _complaint(item: pytest.Item) -> str | None:
