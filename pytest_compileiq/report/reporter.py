@@ -67,7 +67,8 @@ class Reporter:
         if self._collector is not None:
             from pytest_compileiq.report.terminal import write_table
 
-            write_table(terminalreporter, self._records())
+            verbosity = terminalreporter.config.get_verbosity()
+            write_table(terminalreporter, self._records(), verbosity=verbosity)
         if self._gpus is not None:
             if self._collector is None:
                 terminalreporter.section("compileiq")
