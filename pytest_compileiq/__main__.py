@@ -9,6 +9,7 @@ from collections.abc import Sequence
 #: Command -> (module with ``main(arguments) -> exit status``, one line of help).
 COMMANDS = {
     "doctor": ("pytest_compileiq.doctor", "look at what the tests need, and name each cure"),
+    "history": ("pytest_compileiq.report.history", "print and plot the reports of many runs"),
     "reset-clocks": ("pytest_compileiq.gpu.recovery", "undo clock locks that killed runs left"),
 }
 

@@ -16,6 +16,7 @@ from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.isolation import child
 from pytest_compileiq.judge import Judge, Offer, name_of, not_judged
 from pytest_compileiq.marks import Params
+from pytest_compileiq.report.failure import explain
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
 from pytest_compileiq.subjects.objective import Objective
@@ -46,6 +47,10 @@ class CiqFailure(AssertionError):
     def __init__(self, text: str, verdicts: Sequence[Verdict]) -> None:
         super().__init__(text)
         self.verdicts = tuple(verdicts)
+
+
+#: Pytest prints it before each message, and a line of 80 columns is soon full.
+CiqFailure.__module__ = "pytest_compileiq"
 
 
 class CIQ:
@@ -245,14 +250,3 @@ def _raise(negative: list[Verdict], verdicts: list[Verdict], *, strict: bool) ->
     if not strict and all(verdict.status is Status.UNDECIDED for verdict in negative):
         pytest.skip(text)
     raise CiqFailure(text, verdicts)
-
-
-def explain(verdict: Verdict) -> str:
-    """A negative verdict for people: what, what was looked at, what to do."""
-    lines = [f"{verdict.check} of {verdict.kernel}: {verdict.reason}: {verdict.message}"]
-    looked_at = verdict.numbers.get("looked_at")
-    if isinstance(looked_at, list) and looked_at:
-        lines += [f"  looked at: {entry}" for entry in looked_at]
-    if verdict.remedy:
-        lines.append(f"  to do: {verdict.remedy}")
-    return "\n".join(lines)

@@ -5,12 +5,12 @@ Loaded at every start of pytest, as hooks have to be known before conftests are:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from pytest_compileiq.gpu.clocks import ClockState
@@ -51,4 +51,34 @@ def pytest_ciq_time_block(
         def pytest_ciq_time_block(config, kernel, arm, launch):
             launch()
             return my_clock(lambda: [launch() for _ in range(3)]) / 3
+    """
+
+
+@pytest.hookspec
+def pytest_ciq_machine_info(config: pytest.Config) -> Mapping[str, Any] | None:
+    """Add what this site knows of the machine to ``environment.site`` of ``--ciq-json``.
+
+    Called once at the end of the run, in the process that the user started::
+
+        def pytest_ciq_machine_info(config):
+            return {"rack": os.environ["RACK"], "image": Path("/etc/image").read_text().strip()}
+
+    The answers of all implementations are merged. One that raises is told at the end of the run.
+    """
+
+
+@pytest.hookspec
+def pytest_ciq_record(config: pytest.Config, record: dict[str, Any]) -> Mapping[str, Any] | None:
+    """See each record before it is written, and add to it.
+
+    ``record`` is a copy of what ``--ciq-json`` writes for one check of one test: ``nodeid``,
+    ``kernel``, ``check``, ``status``, ``reason``, ``message``, ``remedy``, ``numbers``,
+    ``samples``. What is returned becomes its ``extra``; a verdict cannot be changed::
+
+        def pytest_ciq_record(config, record):
+            database.insert(record)
+            return {"owner": owners.get(record["kernel"])}
+
+    Called at the end of the run, in the process that the user started, with or without
+    ``--ciq-json``; of reruns the last attempt counts.
     """

@@ -76,12 +76,25 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):
-        from pytest_compileiq.report.reporter import Reporter
-
-        config.pluginmanager.register(Reporter(config.stash[SETTINGS].json), "compileiq-reporter")
+        _report(config, config.stash[SETTINGS])
     chosen = config.stash[SETTINGS]
     if chosen.isolate == "require" or (chosen.isolate == "auto" and chosen.gpu is not None):
         _isolate(config, chosen)
+
+
+def _report(config: pytest.Config, chosen: Settings) -> None:
+    from pytest_compileiq.report.reporter import Reporter
+
+    if chosen.plots is not None:
+        from importlib.util import find_spec
+
+        if find_spec("matplotlib") is None:  # now, and not after an hour of measuring
+            raise pytest.UsageError(
+                f"pytest-compileiq: {chosen.sources['plots']} needs matplotlib\n"
+                "  to do: pip install 'pytest-compileiq[plots]'"
+            )
+    reporter = Reporter(config, json_path=chosen.json, plots=chosen.plots)
+    config.pluginmanager.register(reporter, "compileiq-reporter")
 
 
 def _isolate(config: pytest.Config, chosen: Settings) -> None:

@@ -122,6 +122,8 @@ OPTIONS = (
     ),
     Option("debug_pack", _path, None, "Take O0.acf and O3.acf from this folder or zip", "DIR|ZIP"),
     Option("json", _path, None, "Write every verdict with its numbers to this file", "PATH"),
+    Option("plots", _path, None, "Draw each kernel's measurements into this folder", "DIR"),
+    Option("ncu", _switch, False, "Show baseline and ACF under Nsight Compute, side by side"),
     Option("strict", _switch, False, "Fail what would be skipped because it could not be decided"),
     Option("accept", _switch, False, "Write or refresh the sidecars of ACFs whose tests pass"),
     Option("keep", _switch, False, "Keep staged ACFs and built cubins and print where they are"),
@@ -145,6 +147,8 @@ class Settings:
     isolate: Literal["auto", "require", "off"]
     debug_pack: Path | None
     json: Path | None
+    plots: Path | None
+    ncu: bool
     strict: bool
     accept: bool
     keep: bool

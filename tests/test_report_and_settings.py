@@ -153,8 +153,12 @@ def test_no_file_on_collect_only_and_no_table_without_records(pytester: pytest.P
 
 
 @pytest.mark.parametrize("columns", [80, 160])
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
 def test_the_table_fits(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, columns: int
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+    workers: list[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     name = "a_very_long_name_of_a_parametrised_kernel_" * 3
@@ -163,16 +167,19 @@ def test_the_table_fits(
         f"@pytest.mark.parametrize('n', [1, None])\ndef test(ciq, n):\n"
         f"    ciq.check(Objective(lambda c: '*' if c else n, name=f'{name}[{{n}}]'))"
     )
-    result = pytester.runpytest_subprocess("--color=no")
+    result = pytester.runpytest_subprocess("--color=no", "--tb=no", *workers)
     lines = result.outlines
     start = next(i for i, line in enumerate(lines) if "= compileiq =" in line)
-    table = [line for line in lines[start + 1 :] if "objective" in line][:2]
-    assert all(len(line) <= columns for line in table)
-    assert "[1]" in table[0]
-    assert "pass" in table[0]
-    assert "[None]" in table[1]
-    assert "fail (bad-shape)" in table[1]
-    result.stdout.fnmatch_lines(["1 pass, 1 fail"])
+    end = next(i for i, line in enumerate(lines) if line.startswith("compileiq: "))
+    table = lines[start : end + 1]
+    assert max(map(len, table)) <= columns
+    joined = "".join(line.strip() for line in table)
+    assert f"{name}[1]" in joined
+    assert f"{name}[None]" in joined
+    assert "returned None" in joined
+    assert [line for line in table if line.split()[:2] == ["objective", "pass"]]
+    assert [line for line in table if line.split()[:3] == ["objective", "fail:", "bad-shape"]]
+    assert table[-1] == "compileiq: 1 pass, 1 fail"
 
 
 def test_kept_files_are_named(pytester: pytest.Pytester) -> None:

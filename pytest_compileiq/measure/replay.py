@@ -8,7 +8,7 @@ survive JSON exactly, so on the machine that measured, every number comes back b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +115,16 @@ def replay(record: object) -> Replay:
 
 
 def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
+    comparison = empty_comparison(record)
+    for _ in walk(comparison, record):
+        pass
+    return comparison.judge.end(End(record["outcome"]["end"])).numbers()
+
+
+def empty_comparison(record: Mapping[str, Any]) -> Comparison:
+    """The comparison of a record of kind "units" before its first unit."""
     above, below = record["prior"]
-    comparison = Comparison(
+    return Comparison(
         name=record["name"],
         rule=_rule_in(record["rule"]),
         pilot=[_number_in(one) for one in record["pilot"]],
@@ -124,12 +132,16 @@ def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
         prior=(above, below),
         block_seconds=_number_in(record["block_seconds"]),
     )
+
+
+def walk(comparison: Comparison, record: Mapping[str, Any]) -> Iterator[Unit]:
+    """Add a record's units one by one, so that the evidence can be seen to grow."""
     for index, stored in enumerate(record["units"]):
         unit = _unit_in(stored)
         if unit.plan != comparison.plan():
             raise RecordError(f"unit {index}: its coins do not follow from the seed")
         comparison.add(unit)
-    return comparison.judge.end(End(record["outcome"]["end"])).numbers()
+        yield unit
 
 
 def _replay_opaque(record: Mapping[str, Any]) -> dict[str, object]:

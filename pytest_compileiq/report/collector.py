@@ -29,6 +29,10 @@ class Collector:
         if records:
             self._by_test[report.nodeid] = records
 
+    def of(self, nodeid: str) -> list[Record]:
+        """The records of one test."""
+        return self._by_test.get(nodeid, [])
+
     @property
     def records(self) -> list[Record]:
         return [record for records in self._by_test.values() for record in records]

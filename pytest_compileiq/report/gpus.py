@@ -20,6 +20,10 @@ class GpuUses:
             if name == property_name:
                 self._by_test[report.nodeid] = json.loads(str(value))
 
+    def of(self, nodeid: str) -> dict[str, Any]:
+        """The entry of one test, which must be there."""
+        return self._by_test[nodeid]
+
     @property
     def records(self) -> list[dict[str, Any]]:
         return list(self._by_test.values())

@@ -1,11 +1,17 @@
-"""``--ciq-json``: every verdict with its numbers, in one file with a schema version."""
+"""``--ciq-json``: every verdict with its numbers, in one file with a schema version.
+
+``schema.json`` beside this module describes it. The numbers and samples of a timed check are
+those of ``measure/replay.py``, so each sample gives its verdict again.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,10 +19,29 @@ from typing import Any
 from pytest_compileiq.files import write_whole
 
 SCHEMA = 1
+_PACKAGES = (
+    "pytest-compileiq",
+    "compileiq",
+    "pytest",
+    "pytest-xdist",
+    "nvidia-cuda-nvcc",
+    "torch",
+    "triton",
+    "helion",
+    "cuda-core",
+    "numpy",
+)
+#: What CI systems call the commit under test: GitHub, GitLab, Jenkins, Azure.
+_COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILD_SOURCEVERSION")
 
 
-def environment(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the verdicts rest on: versions of everything that took part, and the machine's kind."""
+def environment(
+    records: Sequence[Mapping[str, Any]], site: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the verdicts rest on: date, commit, and versions of everything that took part.
+
+    ``site`` is what implementations of ``pytest_ciq_machine_info`` add.
+    """
 
     def version(package: str) -> str | None:
         try:
@@ -24,26 +49,52 @@ def environment(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             return None
 
-    packages = ("pytest-compileiq", "compileiq", "pytest", "pytest-xdist", "nvidia-cuda-nvcc")
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": next((os.environ[name] for name in _COMMITS if os.environ.get(name)), None),
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
-        "packages": {name: version(name) for name in packages},
+        "packages": {name: version(name) for name in _PACKAGES},
         "ptxas": sorted({r["numbers"]["ptxas"] for r in records if r["numbers"].get("ptxas")}),
+        "site": dict(site or {}),
     }
 
 
 def write(
-    path: Path, records: Sequence[dict[str, Any]], gpus: Sequence[dict[str, Any]] = ()
+    path: Path,
+    records: Sequence[Mapping[str, Any]],
+    gpus: Sequence[Mapping[str, Any]] = (),
+    *,
+    site: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the report; ``gpus`` is what each test that held a GPU saw of it.
 
     It is written in one step: a reader sees the old file or the whole new one.
 
-    Raises OSError when the folder cannot be written.
+    Raises OSError when the folder cannot be written or the disk is full.
     """
-    document: dict[str, Any] = {"schema": SCHEMA, "environment": environment(records)}
-    document.update(records=list(records), gpus=list(gpus))
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    write_whole(path, as_text(records, gpus, environment(records, site)))
+
+
+def as_text(
+    records: Sequence[Mapping[str, Any]],
+    gpus: Sequence[Mapping[str, Any]],
+    surroundings: Mapping[str, Any],
+) -> str:
+    """One record a line: a thousand samples on a line each would hide what is of interest."""
+
+    def lines(entries: Sequence[Mapping[str, Any]]) -> str:
+        if not entries:
+            return "[]"
+        return "[\n  " + ",\n  ".join(map(_dump, entries)) + "\n ]"
+
+    return (
+        f'{{\n "schema": {SCHEMA},\n "environment": {_dump(surroundings)},\n'
+        f' "records": {lines(records)},\n "gpus": {lines(gpus)}\n}}\n'
+    )
+
+
+def _dump(value: object) -> str:
+    # What a hook of a third party answered may be of any type: its text is better than no file.
+    return json.dumps(value, allow_nan=False, default=str)

@@ -1,47 +1,170 @@
-"""The table at the end of a run: one line a check, aligned, coloured by pytest's writer."""
+"""The table at the end of a run: one line a check, aligned, coloured by pytest's writer.
+
+Columns of which no record has anything are left out. What is cut is never a number, a verdict or
+a negative verdict's message: a long kernel name gets a line of its own, a long message the
+lines below. All of it is ASCII, since a terminal that is not UTF-8 would show escapes.
+"""
 
 from __future__ import annotations
 
+import textwrap
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pytest_compileiq.report import figures as _figures
+from pytest_compileiq.report.figures import Record
+
 _COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "not-judged": "yellow"}
-_HEADERS = ("kernel", "check", "verdict", "")
+#: What stands between name and verdict.
+_HEADERS = ("check", "speed-up", "launches", "seconds")
+_RIGHT = ("launches", "seconds")
+#: A message to the right of the verdict gets at least this many columns.
+_MESSAGE = 20
 
 
-def write_table(terminal: Any, records: Sequence[dict[str, Any]]) -> None:
-    """Print ``records`` through pytest's terminal reporter, in its width and colours."""
-    full = terminal.config.get_terminal_writer().fullwidth
-    terminal.section("compileiq")
-    rows = [
-        (
-            str(record["kernel"]),
-            str(record["check"]),
-            str(record["status"]) + (f" ({record['reason']})" if record["reason"] else ""),
-            " ".join(str(record["message"]).split()),
+def write_table(terminal: Any, records: Sequence[Record], *, verbosity: int = 0) -> None:
+    """Print records through pytest's terminal reporter, in its width and colours.
+
+    Below verbosity 0 only negative records and the counts; above, each pass's message, too.
+    """
+    shown = [one for one in records if verbosity >= 0 or one["status"] in ("fail", "undecided")]
+    terminal.ensure_newline()
+    if shown or verbosity >= 0:
+        terminal.section("compileiq")
+    if shown:
+        _write_rows(terminal, shown, verbose=verbosity > 0)
+    counts = Counter(record["status"] for record in records)
+    if verbosity >= 0:
+        unjudged = Counter(
+            _one_line(one["message"]) for one in records if one["status"] == "not-judged"
         )
-        for record in records
-    ]
-    widths = [max(len(row[column]) for row in [_HEADERS, *rows]) for column in range(3)]
-    # A long parametrised name must not push the verdict off the line.
-    widths[0] = min(widths[0], max(20, full - sum(widths[1:]) - 24))
-    terminal.write_line("  ".join(_cut(_HEADERS[c], widths[c]) for c in range(3)).rstrip())
-    for record, row in zip(records, rows, strict=True):
-        left = "  ".join(_cut(row[column], widths[column]) for column in range(2)) + "  "
-        terminal.write(left)
-        terminal.write(_cut(row[2], widths[2]), **{_COLOURS[record["status"]]: True})
-        room = full - len(left) - widths[2] - 2
-        terminal.write_line("  " + _shorten(row[3], room) if room > 12 else "")
-    counts = {status: sum(r["status"] == status for r in records) for status in _COLOURS}
-    terminal.write_line(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+        for message, count in unjudged.items():
+            text = f"{count} not judged: {message}"
+            terminal.write_line(_wrapped(text, _width_of(terminal), indent=0))
+    told = [(f"{counts[status]} {status}", colour) for status, colour in _COLOURS.items()]
+    told = [(text, colour) for text, colour in told if not text.startswith("0 ")]
+    for index, (text, colour) in enumerate(told):
+        terminal.write(", " if index else "compileiq: ")
+        terminal.write(text, **{colour: True})
+    terminal.write_line("")
 
 
-def _cut(text: str, width: int) -> str:
-    if len(text) > width:  # both ends of a parametrised name tell which it is
-        half = (width - 1) // 2
-        text = f"{text[: width - 1 - half]}…{text[len(text) - half :]}"
-    return text.ljust(width)
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Widths: of the terminal, between columns, of names, of each column of figures, of verdicts."""
+
+    full: int
+    gap: int
+    name: int
+    figures: tuple[tuple[int, bool], ...]  # and whether the column is flush right
+    verdict: int
+
+    @property
+    def beside(self) -> int:
+        """What is left for a message to the right of the verdict."""
+        taken = self.name + sum(width for width, _ in self.figures) + self.verdict
+        return self.full - taken - self.gap * (len(self.figures) + 1) - 2
+
+    def left(self, name: str, cells: Sequence[str]) -> str:
+        """Everything to the left of the verdict."""
+        padded = [
+            _pad(cell, width, right=right)
+            for cell, (width, right) in zip(cells, self.figures, strict=True)
+        ]
+        return "".join(cell + " " * self.gap for cell in [_pad(name, self.name), *padded])
 
 
-def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+def _write_rows(terminal: Any, records: Sequence[Record], *, verbose: bool) -> None:
+    names = _figures.labels(records)
+    cells = [_cells(record) for record in records]
+    used = [column for column in range(len(_HEADERS)) if any(row[column] for row in cells)]
+    rows = [[row[column] for column in used] for row in [_HEADERS, *cells]]
+    verdicts = ["verdict", *map(_verdict, records)]
+    layout = _layout(_width_of(terminal), names, rows, verdicts)
+    terminal.write_line(layout.left("kernel", rows[0]) + verdicts[0])
+    above = None
+    for record, name, row, verdict in zip(records, names, rows[1:], verdicts[1:], strict=True):
+        fits = _width(name) <= layout.name
+        if not fits and name != above:
+            terminal.write_line(_wrapped(name, layout.full, indent=0))
+        above = name
+        terminal.write(layout.left(name if fits else "", row))
+        terminal.write(verdict, **{_COLOURS[record["status"]]: True})
+        message = "" if record["status"] == "not-judged" else _one_line(record["message"])
+        if layout.beside >= _MESSAGE and _width(message) <= layout.beside:
+            space = " " * (layout.verdict - _width(verdict) + 2)
+            terminal.write_line(space + message if message else "")
+        else:
+            terminal.write_line("")
+            if message and (verbose or record["status"] != "pass"):
+                terminal.write_line(_wrapped(message, layout.full, indent=4))
+
+
+def _layout(
+    full: int, names: Sequence[str], rows: Sequence[Sequence[str]], verdicts: Sequence[str]
+) -> _Layout:
+    """Names that do not fit get lines of their own: they must not push a verdict off its line."""
+    figures = tuple(
+        (max(map(_width, column)), column[0] in _RIGHT) for column in zip(*rows, strict=True)
+    )
+    verdict = max(map(_width, verdicts))
+    widths = [*map(_width, ["kernel", *names])]
+
+    def fitting(gap: int) -> list[int]:
+        room = full - sum(width for width, _ in figures) - verdict - gap * (len(figures) + 1)
+        # A few very long names would keep all messages from their place beside the verdicts.
+        return [width for width in widths if width <= min(room, max(32, full // 4))]
+
+    gap = max((2, 1), key=lambda gap: len(fitting(gap)))
+    return _Layout(full, gap, max(fitting(gap), default=len("kernel")), figures, verdict)
+
+
+def _cells(record: Record) -> tuple[str, ...]:
+    found = _figures.figures(record)
+    seconds = found.gpu_seconds
+    return (
+        str(record["check"]),
+        found.measured,
+        "" if found.launches is None else str(found.launches),
+        "" if seconds is None else f"{seconds:.2g}" if seconds < 1 else f"{seconds:.1f}",
+    )
+
+
+def _verdict(record: Record) -> str:
+    status, reason = record["status"], record["reason"]
+    return str(status) if reason in (None, status) else f"{status}: {reason}"
+
+
+def _pad(text: str, width: int, *, right: bool = False) -> str:
+    space = " " * (width - _width(text))
+    return space + text if right else text + space
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _wrapped(text: str, width: int, *, indent: int) -> str:
+    """All of the text on lines of ``width``; a word longer than that is broken, not lost."""
+    return textwrap.fill(
+        text,
+        max(20, width),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent or 2),
+        break_on_hyphens=False,
+    )
+
+
+def _width_of(terminal: Any) -> int:
+    return int(terminal.config.get_terminal_writer().fullwidth)
+
+
+def _width(text: str) -> int:
+    """Columns of a text on a terminal, where some East Asian characters take two."""
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1
+        for one in text
+    )

@@ -1,0 +1,146 @@
+"""The few figures of a record that people read, and where in the record they stand.
+
+Records of timed checks are read by these keys of ``numbers``; each may be missing:
+
+- ``speedup``: t_baseline / t_candidate; ``speedup_interval``: [low, high] or None, ratios;
+- ``min_speedup``: the ratio that was asked for;
+- ``launches``: timed launches; ``gpu_seconds``: what they cost, everything included;
+- ``score_ratio``: an objective's exact win, where the scores did not vary;
+- ``short_cv``, ``classic_cv``, ``limit`` (ratios) or ``limit_percent``: the spread and its limit;
+- ``ncu``: see ``report/ncu.py``.
+
+``samples`` holds records of ``measure/replay.py``, each with ``kind`` "units", "opaque" or
+"spread". What ``numbers`` does not say is read from the first of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = Mapping[str, Any]
+Interval = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Ratios, counts, seconds and percents of one record; None where nothing was measured."""
+
+    speedup: float | None = None
+    interval: Interval = (None, None)
+    wanted: float | None = None
+    launches: int | None = None
+    gpu_seconds: float | None = None
+    cv_percent: float | None = None
+    cv_limit_percent: float | None = None
+
+    @property
+    def measured(self) -> str:
+        """``1.043x (1.031-1.055)``, ``CV 1.3 %`` or nothing; plain ASCII, as terminals differ."""
+        if self.speedup is not None:
+            low, high = self.interval
+            if low is None and high is None:
+                return _times(self.speedup)
+            return f"{_times(self.speedup)} ({_bound(low)}-{_bound(high)})"
+        return "" if self.cv_percent is None else f"CV {self.cv_percent:.2g} %"
+
+
+def figures(record: Record) -> Figures:
+    """Read a record of ``Verdict.to_record``."""
+    numbers: Mapping[str, Any] = record["numbers"]
+    samples = [one for one in record["samples"] if isinstance(one, Mapping)]
+    sample = samples[0] if samples else {}
+    outcome: Mapping[str, Any] = sample.get("outcome") or {}
+    judged = (outcome.get("objectives") or [None])[0] or outcome
+
+    def number(name: str) -> float | None:
+        return _number(numbers.get(name, judged.get(name)))
+
+    speedup = number("speedup")
+    if speedup is None:
+        first = (outcome.get("speedups") or [None])[0]
+        speedup = _number(first) or number("score_ratio")
+    interval = numbers.get("speedup_interval", judged.get("speedup_interval")) or (None, None)
+    launches, seconds = cost(samples)
+    limit = number("limit")
+    cv = _first(number("short_cv"), number("classic_cv"))
+    return Figures(
+        speedup=speedup,
+        interval=(_number(interval[0]), _number(interval[1])),
+        wanted=number("min_speedup"),
+        launches=_whole(number("launches")) or launches,
+        gpu_seconds=_first(number("gpu_seconds"), seconds),
+        cv_percent=None if cv is None else 100 * cv,
+        cv_limit_percent=number("limit_percent") if limit is None else 100 * limit,
+    )
+
+
+def cost(samples: Sequence[Record]) -> tuple[int | None, float | None]:
+    """Launches and GPU seconds of a record's samples together, pilots included."""
+    launches, seconds = 0, 0.0
+    for sample in samples:
+        if sample.get("kind") == "units":
+            timed = sample["units"]
+            launches += len(sample["pilot"])
+            launches += sum(len(unit["seconds"]) * unit["launches"] for unit in timed)
+            seconds += math.fsum(one or 0.0 for one in sample["pilot"])
+            seconds += math.fsum(unit["gpu_seconds"] for unit in timed)
+        elif sample.get("kind") == "spread":
+            launches += len(sample["seconds"])
+            seconds += math.fsum(one or 0.0 for one in sample["seconds"])
+        elif sample.get("kind") == "opaque":
+            launches += len(sample["calls"])
+    return launches or None, seconds or None
+
+
+def labels(records: Sequence[Record]) -> list[str]:
+    """A name for each record that tells kernels of several tests apart.
+
+    The kernel's own name where one test has it; else with the test's parameters, and where
+    these do not differ either, with the test's name.
+    """
+    tests: dict[str, set[str]] = {}
+    for record in records:
+        tests.setdefault(record["kernel"], set()).add(record["nodeid"])
+    found = []
+    for record in records:
+        kernel, nodeid = str(record["kernel"]), str(record["nodeid"])
+        several = tests[kernel]
+        if len(several) > 1:
+            parameters = {one: one.partition("[")[1] + one.partition("[")[2] for one in several}
+            distinct = len(set(parameters.values())) == len(several) and all(parameters.values())
+            test = nodeid.rpartition("::")[2] if "[" not in nodeid else _test_name(nodeid)
+            kernel += parameters[nodeid] if distinct else f" in {test}"
+        found.append(kernel)
+    return found
+
+
+def _test_name(nodeid: str) -> str:
+    """The last part of a node id, whose parameters may contain ``::``."""
+    place, bracket, parameters = nodeid.partition("[")
+    return place.rpartition("::")[2] + bracket + parameters
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3f}x" if ratio < 100 else f"{ratio:.4g}x"
+
+
+def _bound(ratio: float | None) -> str:
+    """One end of an interval; nothing is known beyond an end that is not there."""
+    return "?" if ratio is None else f"{ratio:.3f}" if ratio < 100 else f"{ratio:.4g}"
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,212 @@
+"""``python -m pytest_compileiq history DIR|FILES``: how speed-ups went from run to run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_compileiq.files import write_whole
+from pytest_compileiq.report import figures as _figures
+from pytest_compileiq.report.figures import Figures
+from pytest_compileiq.report.json import SCHEMA
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One measured speed-up of one run."""
+
+    date: datetime
+    commit: str
+    kernel: str
+    verdict: str
+    status: str
+    figures: Figures
+    gpu: str
+
+
+class NotAReportError(ValueError):
+    """A file that --ciq-json did not write, or not in this schema."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; returns its exit status: 1 when a file could not be used, 2 for none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_compileiq history",
+        description="Speed-up with interval by date and kernel, from files of --ciq-json.",
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="DIR|FILE")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the history into this file")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the last run for github-action-benchmark (tool customBiggerIsBetter)",
+    )
+    given = parser.parse_args(arguments)
+    entries: list[Entry] = []
+    bad = 0
+    for path, strict in _files(given.paths):
+        try:
+            entries += read(path)
+        except (OSError, NotAReportError) as error:
+            if strict or not isinstance(error, NotAReportError):
+                print(f"history: {path}: {error}", file=sys.stderr)
+                bad = 1
+    if not entries:
+        print(
+            "history: no file has a measured speed-up\n"
+            "  to do: give files, or a folder of files, that pytest --ciq-json wrote on a GPU",
+            file=sys.stderr,
+        )
+        return 2
+    entries.sort(key=lambda entry: entry.date)
+    print(table(entries), end="")
+    try:
+        if given.plot is not None:
+            figure(entries).savefig(given.plot, dpi=100)
+        if given.json is not None:
+            write_whole(given.json, json.dumps(benchmark(entries), indent=1) + "\n")
+    except ModuleNotFoundError as error:
+        print(f"history: {error}\n  to do: pip install 'pytest-compileiq[plots]'", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"history: {error}", file=sys.stderr)
+        return 1
+    return bad
+
+
+def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Each file, and whether it was named: a folder may hold other JSON files."""
+    for path in paths:
+        if path.is_dir():
+            yield from ((one, False) for one in sorted(path.rglob("*.json")))
+        else:
+            yield path, True
+
+
+def read(path: Path) -> list[Entry]:
+    """The speed-ups of one report. Raises OSError and NotAReportError."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if report["schema"] != SCHEMA:
+            raise NotAReportError(f"schema {report['schema']}, and this version reads {SCHEMA}")
+        return list(_entries(report, path))
+    except NotAReportError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise NotAReportError(
+            f"it is no report of --ciq-json ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _entries(report: dict[str, Any], path: Path) -> Iterator[Entry]:
+    surroundings = report["environment"]
+    date = datetime.fromisoformat(surroundings["date"])
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    gpus = {use["nodeid"]: str(use["gpu"]) for use in report["gpus"]}
+    names = _figures.labels(report["records"])
+    for record, name in zip(report["records"], names, strict=True):
+        found = _figures.figures(record)
+        if record["check"] != "win" or found.speedup is None:
+            continue
+        status, reason = record["status"], record["reason"]
+        yield Entry(
+            date=date,
+            commit=str(surroundings.get("commit") or "")[:8],
+            kernel=name,
+            verdict=status if reason in (None, status) else f"{status}: {reason}",
+            status=status,
+            figures=found,
+            gpu=gpus.get(record["nodeid"], ""),
+        )
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """Kernel by kernel, a line a run, the oldest first."""
+    lines = []
+    for kernel, own in _by_kernel(entries).items():
+        lines.append(kernel)
+        for entry in own:
+            cells = (
+                entry.date.strftime("%Y-%m-%d %H:%M"),
+                f"{entry.commit:<8}",
+                f"{entry.figures.measured:<22}",
+                f"{entry.verdict:<20}",
+                entry.gpu,
+            )
+            lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def benchmark(entries: Sequence[Entry]) -> list[dict[str, object]]:
+    """The newest run in the form of github-action-benchmark's ``customBiggerIsBetter``."""
+    newest = max(entry.date for entry in entries)
+    found = []
+    for entry in entries:
+        if entry.date != newest:
+            continue
+        low, high = entry.figures.interval
+        line: dict[str, object] = {
+            "name": entry.kernel,
+            "unit": "x",
+            "value": entry.figures.speedup,
+            "extra": "\n".join(filter(None, [entry.verdict, entry.gpu])),
+        }
+        if low is not None and high is not None:
+            line["range"] = f"{low:.4g} to {high:.4g}"
+        found.append(line)
+    return found
+
+
+def figure(entries: Sequence[Entry]) -> Figure:
+    """A panel a kernel: speed-up and interval against the date, and the threshold."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    kernels = _by_kernel(entries)
+    drawn = Figure(figsize=(8, 0.6 + 1.7 * len(kernels)), layout="constrained")
+    panels = drawn.subplots(len(kernels), 1, sharex=True, squeeze=False)[:, 0]
+    with matplotlib.rc_context({"date.converter": "concise"}):
+        for axes, (kernel, own) in zip(panels, kernels.items(), strict=True):
+            _panel(axes, kernel, own)
+    handles, names = panels[0].get_legend_handles_labels()
+    drawn.legend(handles, names, fontsize=9, loc="outside upper center", ncols=5)
+    return drawn
+
+
+def _panel(axes: Any, kernel: str, own: Sequence[Entry]) -> None:
+    from pytest_compileiq.report.plots import STATUS
+
+    dates = [entry.date for entry in own]
+    middles = [entry.figures.speedup for entry in own]
+    axes.plot(dates, middles, color="#777777", linewidth=1)
+    wanted = [entry.figures.wanted for entry in own]
+    axes.plot(dates, wanted, color="black", linestyle="--", linewidth=1, label="threshold")
+    for status, (colour, marker) in STATUS.items():
+        some = [(entry.date, entry.figures) for entry in own if entry.status == status]
+        for date, found in some:
+            ends = [found.speedup if end is None else end for end in found.interval]
+            axes.plot([date, date], ends, color=colour, linewidth=2)
+        x, y = [date for date, _ in some], [found.speedup for _, found in some]
+        axes.plot(x, y, linestyle="", marker=marker, color=colour, label=status)
+    axes.set_title(kernel if len(kernel) <= 90 else f"{kernel[:89]}…", fontsize=10)
+    axes.set_ylabel("speed-up, ×", fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.tick_params(labelsize=9)
+
+
+def _by_kernel(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.kernel, []).append(entry)
+    return found

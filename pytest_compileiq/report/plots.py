@@ -1,0 +1,360 @@
+"""``--ciq-plots``: a picture of each kernel's measurements, and one of all kernels.
+
+matplotlib's object interface only: pyplot would keep figures alive and ask for a display. The
+colours are Okabe and Ito's, told apart by the colour-blind, and each has a marker of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pytest_compileiq.measure import replay
+from pytest_compileiq.measure.units import Side
+from pytest_compileiq.report import figures as _figures
+from pytest_compileiq.report.figures import Record
+
+_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#777777"
+#: Colour and marker of each status.
+STATUS = {
+    "pass": (_GREEN, "o"),
+    "fail": (_RED, "X"),
+    "undecided": (_ORANGE, "s"),
+    "not-judged": (_GREY, "D"),
+}
+#: 8 inches of 100 dots: a picture is readable where it is shown 800 pixels wide.
+_WIDE, _DPI = 8.0, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What a record of kind "units" holds, unit by unit.
+
+    ``ratios`` are speed-ups of one unit each; ``rejected`` are the indices of units that were
+    thrown away; ``launches`` counts launches up to and with each unit; ``above`` and ``below``
+    are base-10 logarithms of the e-values then; ``seconds`` and ``mhz`` are the GPU time spent
+    and the SM clock, one entry for each block whose clock was read.
+    """
+
+    ratios: list[float]
+    rejected: list[int]
+    launches: list[int]
+    above: list[float]
+    below: list[float]
+    seconds: list[float]
+    mhz: list[float]
+
+
+def track(sample: Mapping[str, Any]) -> Track:
+    """Replay a sample. Raises RecordError for one that contradicts itself."""
+    comparison = replay.empty_comparison(sample)
+    found = Track([], [], [], [], [], [], [])
+    launches = len(comparison.pilot)
+    spent = math.fsum(comparison.pilot)
+    for index, unit in enumerate(replay.walk(comparison, sample)):
+        launches += unit.timed.launches * len(unit.timed.seconds)
+        clocks = unit.timed.health.mhz
+        for block, clock in enumerate(clocks):
+            found.seconds.append(spent + unit.timed.gpu_seconds * (block + 0.5) / len(clocks))
+            found.mhz.append(clock)
+        spent += unit.timed.gpu_seconds
+        log = unit.log_ratio
+        found.ratios.append(math.exp(log) if math.isfinite(log) else math.nan)
+        if unit.rejected is not None:
+            found.rejected.append(index)
+        found.launches.append(launches)
+        found.above.append(comparison.judge.test.log_above / math.log(10))
+        found.below.append(comparison.judge.test.log_below / math.log(10))
+    return found
+
+
+class Album:
+    """The pictures of one run in one folder, made when it does not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.drawn: dict[str, tuple[str, str]] = {}  # file name -> node id and kernel
+
+    @property
+    def told(self) -> str:
+        return f"{len(self.drawn)} kernels and overview.png in {self.folder}"
+
+    def draw(self, records: Sequence[Record]) -> list[Path]:
+        """A picture for each kernel of a test that was timed. Raises OSError."""
+        paths = []
+        for kernel in dict.fromkeys(str(record["kernel"]) for record in records):
+            own = [record for record in records if record["kernel"] == kernel and record["samples"]]
+            if own:
+                path = self.folder / self._name(kernel, own[0]["nodeid"])
+                self.folder.mkdir(parents=True, exist_ok=True)
+                picture(kernel, own).savefig(path, dpi=_DPI)
+                paths.append(path)
+        return paths
+
+    def _name(self, kernel: str, nodeid: str) -> str:
+        """A file name from the kernel's, with a hash where several would have the same."""
+        plain = re.sub(r"[^\w.=+-]+", "_", kernel).strip("._") or "kernel"
+        name = f"{plain[:80]}.png"
+        if len(plain) > 80 or self.drawn.get(name, (nodeid, kernel)) != (nodeid, kernel):
+            mark = hashlib.sha256(f"{nodeid}\n{kernel}".encode()).hexdigest()[:8]
+            name = f"{plain[:80]}-{mark}.png"
+        self.drawn[name] = (nodeid, kernel)
+        return name
+
+    def attach(self, report: Any, pictures: Sequence[Path]) -> None:
+        """Hand pictures to pytest-html, in the form of its ``extras.png``."""
+        extras = [
+            {
+                "name": path.stem,
+                "format_type": "image",
+                "content": base64.b64encode(path.read_bytes()).decode("ascii"),
+                "mime_type": "image/png",
+                "extension": "png",
+            }
+            for path in pictures
+        ]
+        report.extras = [*getattr(report, "extras", []), *extras]
+
+    def overview(self, records: Sequence[Record]) -> Path | None:
+        """The speed-ups of all kernels. None where no record has one."""
+        figure = overview(records)
+        if figure is None:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "overview.png"
+        figure.savefig(path, dpi=_DPI)
+        return path
+
+
+def picture(kernel: str, records: Sequence[Record]) -> Figure:
+    """All that was timed of one kernel: a row of panels a sample, and the clock below."""
+    samples = [(record, sample) for record in records for sample in record["samples"]]
+    tracks = [track(one) if one["kind"] == "units" else None for _, one in samples]
+    clocked = [one for one in tracks if one is not None and one.mhz]
+    rows = len(samples) + bool(clocked)
+    figure = Figure(figsize=(_WIDE, 0.5 + 2.6 * rows), layout="constrained")
+    figure.suptitle(_short(kernel, 90), fontsize=12)
+    grid = figure.add_gridspec(rows, 2)
+    for row, ((record, sample), one) in enumerate(zip(samples, tracks, strict=True)):
+        if one is not None:
+            _strip(figure.add_subplot(grid[row, 0]), record, sample, one)
+            _evidence(figure.add_subplot(grid[row, 1]), sample, one)
+        elif sample["kind"] == "spread":
+            _times(figure.add_subplot(grid[row, :]), record, sample)
+        else:
+            _scores(figure.add_subplot(grid[row, :]), record, sample)
+    if clocked:
+        _clock(figure.add_subplot(grid[rows - 1, :]), clocked)
+    return figure
+
+
+def _title(axes: Axes, record: Record, name: str = "") -> None:
+    verdict = record["status"] if record["reason"] is None else record["reason"]
+    arm = f" {name}" if name and name != record["kernel"] else ""
+    axes.set_title(f"{record['check']}{_short(arm, 24)}: {verdict}", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.tick_params(labelsize=9)
+
+
+def _strip(axes: Axes, record: Record, sample: Mapping[str, Any], one: Track) -> None:
+    """Each unit's speed-up, the interval of all of them, and what was asked for."""
+    kept = [index for index in range(len(one.ratios)) if index not in set(one.rejected)]
+    colour, marker = STATUS[record["status"]]
+    axes.plot(
+        [index + 1 for index in kept],
+        [one.ratios[index] for index in kept],
+        linestyle="",
+        marker=".",
+        color=_BLUE,
+        alpha=0.6,
+        label="one unit",
+    )
+    if one.rejected:
+        axes.plot(
+            [index + 1 for index in one.rejected],
+            [one.ratios[index] for index in one.rejected],
+            linestyle="",
+            marker="x",
+            color=_GREY,
+            label="rejected",
+        )
+    outcome = sample["outcome"]
+    low, high = outcome["speedup_interval"]
+    right = len(one.ratios) + max(1.0, 0.08 * len(one.ratios))
+    if outcome["speedup"] is not None:
+        middle = outcome["speedup"]
+        if low is not None and high is not None:
+            axes.axhspan(low, high, color=colour, alpha=0.18, linewidth=0)
+            around = [[middle - low], [high - middle]]
+            axes.errorbar([right], [middle], around, color=colour, capsize=4, linewidth=1.5)
+        axes.plot([right], [middle], marker=marker, color=colour, linestyle="", label="interval")
+    axes.axhline(sample["rule"]["ratio"], color="black", linestyle="--", label="threshold")
+    axes.set_xlabel("unit", fontsize=9)
+    axes.set_ylabel("speed-up, ×", fontsize=9)
+    axes.set_yscale("log")
+    _plain_ratios(axes)
+    axes.legend(fontsize=8, loc="best")
+    _title(axes, record, str(sample["name"]))
+
+
+def _plain_ratios(axes: Axes) -> None:
+    """1.02 and not 1.02 × 10⁰ on a logarithmic axis; a handful of ticks whatever its range."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _evidence(axes: Axes, sample: Mapping[str, Any], one: Track) -> None:
+    """The two e-values against launches, with the level at which each decides."""
+    rule = sample["rule"]
+    slower_passes = rule["slower_passes"]
+    sides = (
+        ("above", one.above, _BLUE, "-", rule["alpha_fail" if slower_passes else "alpha_pass"]),
+        ("below", one.below, _ORANGE, "-.", rule["alpha_pass" if slower_passes else "alpha_fail"]),
+    )
+    start = len(sample["pilot"])
+    for name, evidence, colour, line, alpha in sides:
+        axes.plot(
+            [start, *one.launches],
+            [0.0, *evidence],
+            color=colour,
+            linestyle=line,
+            label=f"{name} {rule['ratio']:.4g}×",
+        )
+        axes.axhline(-math.log10(alpha), color=colour, linestyle=":", linewidth=1)
+        axes.annotate(
+            f"decides at {1 / alpha:.0f}",
+            (0.55, -math.log10(alpha)),  # left of where a line that decides comes up
+            xycoords=("axes fraction", "data"),
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=colour,
+        )
+    decides = max(-math.log10(alpha) for *_, alpha in sides)
+    lowest = min(0.0, *one.above, *one.below) if one.above else 0.0
+    axes.set_ylim(max(lowest, -decides) - 0.2, max(decides, *one.above, *one.below, 0.0) + 0.5)
+    axes.set_xlabel("launches", fontsize=9)
+    axes.set_ylabel("evidence, log₁₀ e-value", fontsize=9)
+    axes.legend(fontsize=8, loc="best")
+    axes.set_title("evidence", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.tick_params(labelsize=9)
+
+
+def _clock(axes: Axes, tracks: Sequence[Track]) -> None:
+    start = 0.0
+    for one in tracks:
+        axes.plot(
+            [start + second for second in one.seconds],
+            one.mhz,
+            linestyle="",
+            marker=".",
+            markersize=3,
+            color=_BLUE,
+        )
+        start += one.seconds[-1]
+    clocks = [mhz for one in tracks for mhz in one.mhz]
+    middle = sorted(clocks)[len(clocks) // 2]
+    # Ten percent at least: the steps of a steady clock are not to look like a landscape.
+    axes.set_ylim(min(0.95 * middle, min(clocks) - 15), max(1.05 * middle, max(clocks) + 15))
+    axes.set_xlabel("GPU time, s", fontsize=9)
+    axes.set_ylabel("SM clock, MHz", fontsize=9)
+    axes.set_title("clock while it was measured", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.tick_params(labelsize=9)
+
+
+def _times(axes: Axes, record: Record, sample: Mapping[str, Any]) -> None:
+    """Launch times of the spread check, with a band of the allowed deviation."""
+    times = [math.nan if one is None else 1e6 * one for one in sample["seconds"]]
+    usable = sorted(one for one in times if one > 0)
+    axes.plot(range(1, len(times) + 1), times, linestyle="", marker=".", color=_BLUE)
+    if usable:
+        middle = usable[len(usable) // 2]
+        limit = sample["limit"]
+        axes.axhspan(
+            middle * (1 - limit),
+            middle * (1 + limit),
+            color=STATUS[record["status"]][0],
+            alpha=0.18,
+            linewidth=0,
+            label=f"± the CV limit, {100 * limit:g} %",
+        )
+        axes.legend(fontsize=8, loc="best")
+    axes.set_xlabel("launch", fontsize=9)
+    axes.set_ylabel("time, µs", fontsize=9)
+    _title(axes, record)
+
+
+def _scores(axes: Axes, record: Record, sample: Mapping[str, Any]) -> None:
+    """What an objective answered, call by call; the first score of several."""
+    for side, colour, marker, label in (
+        (Side.BASE, _ORANGE, "s", "baseline"),
+        (Side.CANDIDATE, _BLUE, "o", "ACF"),
+    ):
+        told = [
+            (call, scores[0])
+            for call, (who, scores) in enumerate(sample["calls"], 1)
+            if who == side and scores
+        ]
+        x, y = [call for call, _ in told], [score for _, score in told]
+        axes.plot(x, y, linestyle="", marker=marker, color=colour, label=label)
+    axes.set_xlabel("call", fontsize=9)
+    axes.set_ylabel("score", fontsize=9)
+    axes.legend(fontsize=8, loc="best")
+    _title(axes, record)
+
+
+def overview(records: Sequence[Record]) -> Figure | None:
+    """Speed-ups of all ``win`` records with interval and threshold, the first record on top."""
+    named = [
+        (name, record, found)
+        for name, record in zip(_figures.labels(records), records, strict=True)
+        if record["check"] == "win" and (found := _figures.figures(record)).speedup is not None
+    ]
+    if not named:
+        return None
+    figure = Figure(figsize=(_WIDE, 1.4 + 0.28 * len(named)))
+    axes = figure.add_subplot()
+    for row, (_, record, found) in enumerate(named):
+        speedup = found.speedup
+        assert speedup is not None
+        colour, marker = STATUS[record["status"]]
+        low, high = (speedup if end is None else end for end in found.interval)
+        axes.plot([low, high], [row, row], color=colour, linewidth=2)
+        axes.plot([speedup], [row], marker=marker, color=colour, linestyle="", markersize=7)
+        if found.wanted is not None:
+            axes.plot([found.wanted], [row], marker="|", color="black", markersize=13)
+    for status, (colour, marker) in STATUS.items():
+        if any(record["status"] == status for _, record, _ in named):
+            axes.plot([], [], marker=marker, color=colour, label=status)
+    axes.plot([], [], marker="|", color="black", linestyle="", markersize=11, label="threshold")
+    axes.axvline(1.0, color=_GREY, linewidth=1)
+    axes.set_yticks(range(len(named)), [_short(name, 44) for name, _, _ in named], fontsize=9)
+    axes.set_ylim(len(named) - 0.4, -0.6)
+    axes.set_xlabel("speed-up over the baseline, ×", fontsize=10)
+    axes.grid(alpha=0.3, axis="x")
+    figure.legend(fontsize=9, loc="outside upper center", ncols=5)
+    figure.set_layout_engine("constrained", w_pad=0.1)  # inches: names would touch the edge
+    return figure
+
+
+def _short(text: str, most: int) -> str:
+    """Both ends of a parametrised name tell which it is; the record holds all of it."""
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[: most - 1 - half]}…{text[len(text) - half :]}"
