@@ -63,6 +63,7 @@ class Measured:
             "seed": comparison.seed,
             "rejected_units": len(rejected),
             "rejected_for": sorted(set(rejected)),
+            "clocks_move": comparison.clocks_move,
             "power_coupled": comparison.power_coupled,
             **self.pilot.numbers(),
         }

@@ -88,7 +88,8 @@ class Suite:
     def environment(self, **more: str) -> dict[str, str]:
         dropped = ("PYTEST_", "COV_", "COVERAGE_", "TOX_")
         kept = {key: text for key, text in os.environ.items() if not key.startswith(dropped)}
-        path = os.pathsep.join((str(HERE), str(self.path)))
+        # The plugin itself may have been found by the caller's PYTHONPATH.
+        path = os.pathsep.join((str(HERE), str(self.path), os.environ.get("PYTHONPATH", "")))
         return (
             kept
             | {

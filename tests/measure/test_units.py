@@ -183,6 +183,36 @@ def test_a_pause_that_helps_ends_in_an_answer() -> None:
     assert one.outcome.status is Status.PASS
 
 
+@pytest.mark.parametrize("speedup", [1.0, 1.1])
+def test_clocks_that_never_hold_still_are_lived_with(speedup: float) -> None:
+    """As of a matrix product at the power limit: no pause helps, and no unit would be left."""
+    time_unit = timer({"k": speedup})
+    restless = Health(mhz=(1980.0, 1900.0, 1980.0, 1900.0))
+
+    def moving(name: str, plan: Plan) -> Timed:
+        return Timed(time_unit(name, plan).seconds, health=restless)
+
+    pauses: list[float] = []
+    one = comparison()
+    run([one], moving, pause=pauses.append)
+    assert one.outcome
+    assert one.clocks_move
+    assert (one.outcome.status is Status.PASS) == (speedup > 1)
+    assert [unit.rejected for unit in one.units[:10]] == ["clock change"] * 10
+    assert all(unit.rejected is None for unit in one.units[10:])
+    assert pauses == []
+
+
+def test_a_hot_card_is_unfit_whatever_its_clocks_do() -> None:
+    one = comparison()
+    hot = Health(reasons=0x40)
+    causes = itertools.cycle([Health(mhz=(1980.0, 1500.0)), hot, hot])
+    run([one], lambda *_: Timed((1e-4,) * 4, health=next(causes)), pause=lambda _: None)
+    assert one.outcome
+    assert one.clocks_move
+    assert one.outcome.end is End.THROTTLED
+
+
 def test_times_that_are_none_end_it() -> None:
     one = comparison()
     run([one], lambda *_: Timed((0.0,) * 4))
