@@ -89,7 +89,8 @@ class Suite:
         dropped = ("PYTEST_", "COV_", "COVERAGE_", "TOX_")
         kept = {key: text for key, text in os.environ.items() if not key.startswith(dropped)}
         # The plugin itself may have been found by the caller's PYTHONPATH.
-        path = os.pathsep.join((str(HERE), str(self.path), os.environ.get("PYTHONPATH", "")))
+        former = [path] if (path := os.environ.get("PYTHONPATH")) else []
+        path = os.pathsep.join((str(HERE), str(self.path), *former))
         return (
             kept
             | {
