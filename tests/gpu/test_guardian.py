@@ -323,6 +323,22 @@ def test_a_forked_orphan_does_not_keep_the_lock(machine: Machine, folder: Path) 
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def test_a_kill_of_the_whole_process_group_does_not_reach_it(
+    machine: Machine, folder: Path
+) -> None:
+    """As `timeout -k` and job runners do it: the guardian is in a session of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, str(folder), machine.uuid()],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        os.killpg(process.pid, signal.SIGKILL)
+        until(lambda: machine.free, "the clocks are reset", 5)
+    until(lambda: not journals(folder), "the journal is gone", 5)
+
+
 def test_the_lease_is_free_only_after_the_reset(machine: Machine, gpu: Gpu, folder: Path) -> None:
     machine.rule(RESET, delay_ms=400)
     lease = Lease(gpu, folder=folder).acquire()
