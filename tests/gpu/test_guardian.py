@@ -276,6 +276,26 @@ def test_a_guardian_with_a_fault_of_its_own_says_it(machine: Machine) -> None:
     assert "report what it said" in caught.value.remedy
 
 
+def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(
+    machine: Machine, gpu: Gpu
+) -> None:
+    """Ctrl-C while it waits: the late answer lies in the pipe before the one that counts."""
+    machine.rule("nvmlDeviceGetPowerUsage", delay_ms=1000, times=1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Link(gpu.uuid) as link:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                link.ask("mark")
+            assert link.ask("unlock")["restored"]
+    finally:
+        signal.signal(signal.SIGALRM, former)
+
+
 def test_what_a_hanging_call_looks_like_from_outside(machine: Machine, gpu: Gpu) -> None:
     machine.rule("nvmlDeviceGetPowerUsage", delay_ms=60_000)
     link = Link(gpu.uuid)
