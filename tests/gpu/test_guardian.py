@@ -276,6 +276,26 @@ def test_a_guardian_with_a_fault_of_its_own_says_it(machine: Machine) -> None:
     assert "report what it said" in caught.value.remedy
 
 
+def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(
+    machine: Machine, gpu: Gpu
+) -> None:
+    """Ctrl-C while it waits: the late answer lies in the pipe before the one that counts."""
+    machine.rule("nvmlDeviceGetPowerUsage", delay_ms=1000, times=1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Link(gpu.uuid) as link:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                link.ask("mark")
+            assert link.ask("unlock")["restored"]
+    finally:
+        signal.signal(signal.SIGALRM, former)
+
+
 def test_what_a_hanging_call_looks_like_from_outside(machine: Machine, gpu: Gpu) -> None:
     machine.rule("nvmlDeviceGetPowerUsage", delay_ms=60_000)
     link = Link(gpu.uuid)
@@ -321,6 +341,22 @@ def test_a_forked_orphan_does_not_keep_the_lock(machine: Machine, folder: Path) 
         assert until(lambda: machine.free, "the clocks are reset") < 1
         with Lease(machine.uuid(), 1, folder):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_kill_of_the_whole_process_group_does_not_reach_it(
+    machine: Machine, folder: Path
+) -> None:
+    """As `timeout -k` and job runners do it: the guardian is in a session of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, str(folder), machine.uuid()],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        os.killpg(process.pid, signal.SIGKILL)
+        until(lambda: machine.free, "the clocks are reset", 5)
+    until(lambda: not journals(folder), "the journal is gone", 5)
 
 
 def test_the_lease_is_free_only_after_the_reset(machine: Machine, gpu: Gpu, folder: Path) -> None:

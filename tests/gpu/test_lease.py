@@ -74,6 +74,13 @@ def test_the_name_of_a_test_may_be_long(folder: Path) -> None:
     assert len(told) < 1000
 
 
+def test_of_the_former_holder_nothing_is_left(folder: Path) -> None:
+    with Lease(UUID, folder=folder, label="a test with quite a long name"):
+        pass
+    with Lease(UUID, folder=folder, label="b"):
+        assert "test 'b'" in Lease(UUID, folder=folder).holder()
+
+
 def test_holder_text_of_any_kind_is_survived(folder: Path) -> None:
     for text in (b"", b"\xff\xfe{", b"[]", b'{"pid": 1}', b"x" * 100_000):
         (folder / f"{UUID}.lock").write_bytes(text)
