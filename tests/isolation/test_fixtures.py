@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .conftest import Suite
+import pytest
+
+from .conftest import Suite, needs
+
+RERUNFAILURES = needs("pytest_rerunfailures")
 
 FIXTURES = """
 def make(scope, autouse=False):
@@ -93,7 +97,11 @@ def test_a_mixed_module_in_workers(suite: Suite) -> None:
         assert count[f"child up {name}"] == count[f"child down {name}"] == 2, name
 
 
-def test_an_error_of_the_teardown_that_comes_due_after_an_isolated_test(suite: Suite) -> None:
+@pytest.mark.parametrize("plugin", ["", pytest.param("rerunfailures", marks=RERUNFAILURES)])
+def test_an_error_of_the_teardown_that_comes_due_after_an_isolated_test(
+    suite: Suite, plugin: str
+) -> None:
+    """Plugins that saw no setup of the test, such as rerunfailures, have no state for it."""
     suite.write(
         test_a="""
 @pytest.fixture(scope="module")
@@ -105,7 +113,8 @@ def test_2(ciq): pass
 """,
         test_b="def test_3(): pass",
     )
-    result = suite.run()
+    args = ("--reruns", "1") if plugin else ()
+    result = suite.run(*args, plugins=(plugin,) if plugin else ())
     assert result.counts == {"passed": 3, "error": 1}
     assert "ValueError: late" in result.out
     assert "in teardown" in result.section("ERROR at teardown of test_2")

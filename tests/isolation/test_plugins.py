@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -11,6 +13,8 @@ import sys
 from collections import Counter
 
 import pytest
+
+from pytest_compileiq.isolation import parent
 
 from .conftest import Suite, needs
 
@@ -424,6 +428,36 @@ def screenshot(request): yield; jot(f"failed {request.node.rep_call.failed}")
     reports = [f"logreport {when} ['a', 1]" for when in ("setup", "call", "teardown")]
     main = [jot[5:] for jot in suite.jots if jot.startswith("main")]
     assert main == ["logstart", *reports, "logfinish", "finish"]
+
+
+def test_wrappers_and_state_on_nodes(suite: Suite) -> None:
+    """A wrapper of a test's protocol runs in both processes; what the child notes stays there."""
+    suite.write(
+        conftest="""
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item): jot("wrap"); yield
+""",
+        test_a="""
+def test_1(ciq, request): request.node.parent.flag = 1
+def test_2(request): assert not hasattr(request.node.parent, "flag")
+""",
+    )
+    assert suite.run().counts == {"passed": 2}
+    assert suite.jots == ["main wrap", "child wrap", "main wrap"]
+
+
+def test_systems_that_can_not_isolate(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_old(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", too_old)
+    assert "Linux 5.3 or newer (pidfd_open: Function not" in str(parent.obstacle(pytestconfig))
+    monkeypatch.delattr(os, "pidfd_open")
+    assert "this Python or its C library lacks" in str(parent.obstacle(pytestconfig))
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert parent.obstacle(pytestconfig) == "isolation needs Linux, and this is win32"
 
 
 def test_json_from_workers(suite: Suite) -> None:
