@@ -19,6 +19,7 @@ from pytest_compileiq.measure.units import Budget, Comparison, Plan, Side
 from pytest_compileiq.verdict import Status
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ptx"
 A, B = Side.BASE, Side.CANDIDATE
 PLAN = Plan(load=(A, B), capture=(A, B), order=(A, B, B, A))
 
@@ -254,12 +255,48 @@ def scale(ciq: CIQ) -> Iterator[Any]:
     return make
 
 
-def test_a_wrong_result_is_told_before_any_time(ciq: CIQ, scale: Any) -> None:
+def test_a_wrong_baseline_is_told_before_any_time(ciq: CIQ, scale: Any) -> None:
     with pytest.raises(CiqFailure) as raised:
         ciq.assert_stable(scale(2.0), 50)
     (verdict,) = raised.value.verdicts
-    assert verdict.reason == "wrong-result"
+    assert verdict.reason == "unfit"
+    assert "the result is wrong before timing, without any ACF" in verdict.message
     assert not verdict.samples
+
+
+def test_an_acf_that_breaks_the_kernel(ciq: CIQ, kernels: ModuleType) -> None:
+    """Only with the ACF does the kernel sum up half of what it should."""
+    import torch
+
+    from pytest_compileiq.subjects.launcher import Loaded
+    from pytest_compileiq.toolchain import ptxas
+
+    n = 1024
+    a, b = (torch.rand(n, n, device="cuda") for _ in "ab")
+    c = torch.empty_like(a)
+    text = (EXAMPLE / "sgemm.ptx").read_text()
+
+    def build(acf: Path | None) -> Build:
+        made = ptxas.assemble(ptxas.find(), text, arch=kernels.arch(), acf=acf, timeout=60)
+        size = n if acf is None else n // 2
+
+        def launch() -> None:
+            Loaded(made.cubin, "sgemm", (n // 128, n // 128), 256).launch((c, a, b, size))
+
+        return Build(made.cubin, made.log, launch=launch)
+
+    right = a @ b
+    kernel = Kernel(
+        build,
+        entry="sgemm",
+        outputs=[c],
+        check=lambda: torch.testing.assert_close(c, right, rtol=1e-2, atol=1e-1),
+    )
+    with pytest.raises(CiqFailure) as raised:
+        ciq.assert_beats_baseline(kernel, EXAMPLE / "best.acf")
+    (verdict,) = raised.value.verdicts
+    assert verdict.reason == "wrong-result", verdict.message
+    assert "best.acf: the result is wrong before timing" in verdict.message
 
 
 def test_the_cv_of_a_steady_kernel(ciq: CIQ, scale: Any) -> None:
@@ -276,9 +313,8 @@ def test_raw_o0_is_slower(ciq: CIQ, kernels: ModuleType) -> None:
     n = 1024
     a, b = (torch.rand(n, n, device="cuda") for _ in "ab")
     c = torch.empty_like(a)
-    path = Path(__file__).parents[2] / "examples" / "ptx" / "sgemm.ptx"
     kernel = PtxKernel(
-        path.read_text(),
+        (EXAMPLE / "sgemm.ptx").read_text(),
         arch=kernels.arch(),
         entry="sgemm",
         grid=(n // 128, n // 128),
