@@ -182,7 +182,7 @@ def test_two_checks(ciq, kernel):
 
 
 def test_disturbed_units_are_thrown_away(run: Run, machine: Machine) -> None:
-    machine.gpus[0].reasons = 0x40
+    machine.gpus[0].extra_reasons = 0x40
     session, (record,) = run(WIN.format(minimum=1.0, speedup=1.05))
     assert (record["status"], record["reason"]) == ("undecided", "unfit"), session.text()
     assert record["numbers"]["rejected_for"] == ["hardware thermal slowdown"]
