@@ -6,7 +6,7 @@ torch and Triton are imported by the functions that need them. Every function re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -148,14 +148,15 @@ def triton_subject(
     function: Any,
     grid: tuple[int, ...],
     buffers: Mapping[str, Any],
-    constants: Mapping[str, Any],
-    scalars: Mapping[str, Any],
+    others: Mapping[str, Any],
+    check: Callable[[], object],
     **options: int,
 ) -> Subject:
-    """A Triton kernel on torch tensors, whose names are those of the kernel's arguments.
+    """A Triton kernel on torch tensors; ``buffers`` and ``others`` go by the names of its
+    parameters.
 
-    A seat clones the tensors behind random padding; a build forgets what Triton has compiled
-    in memory, so that its code is loaded anew (from Triton's cache on disk).
+    A seat clones the tensors behind random padding. A build forgets what Triton has compiled in
+    memory, so that its code is loaded anew, from Triton's cache on disk.
     """
     import torch
 
@@ -167,15 +168,108 @@ def triton_subject(
 
     def load(placed: Mapping[str, Any]) -> Callable[[], None]:
         function.device_caches.clear()
-        compiled = function.warmup(**placed, **scalars, **constants, **options, grid=grid)
-        bound = compiled[grid]
-        order = list(function.arg_names)
-        everything = {**placed, **scalars, **constants}
-        args = [everything[key] for key in order]
+        given = {**placed, **others}
+        compiled = function.warmup(grid=grid, **given, **options)
+        bound = compiled[(*grid, 1, 1)[:3]]
+        args = [given[key] for key in function.arg_names]
         return lambda: bound(*args)
 
     def build() -> Build:
-        return Build(launch=lambda: load(buffers)(), load=load)
+        own: list[Callable[[], None]] = []
 
-    kernel = Kernel(lambda acf: build(), name=name, place=place)
+        def launch() -> None:
+            if not own:
+                own.append(load(buffers))
+            own[0]()
+
+        return Build(launch=launch, load=load)
+
+    kernel = Kernel(lambda acf: build(), name=name, place=place, check=check)
     return Subject(name, kernel, build)
+
+
+def subjects(names: Iterable[str] = ("matmul", "attention", "softmax", "small")) -> list[Subject]:
+    """The four kernels, checked once against torch. Needs torch and Triton."""
+    makers = {
+        "matmul": _matmul,
+        "attention": _attention,
+        "softmax": lambda: _softmax("softmax", 8192, 4096),
+        "small": lambda: _softmax("small", 512, 1024),
+    }
+    found = []
+    for name in names:
+        subject = makers[name]()
+        launch, check = subject.build().launch, subject.kernel.check
+        assert launch is not None
+        assert check is not None
+        launch()
+        check()
+        found.append(subject)
+    return found
+
+
+def pairs() -> dict[str, Pair]:
+    """For ``python -m pytest_compileiq selfcheck --pairs=benchmarks/kernels.py:pairs``."""
+    return {subject.name: subject.pair() for subject in subjects()}
+
+
+def _matmul() -> Subject:
+    import torch
+    from triton_functions import matmul
+
+    n = 4096
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.float16) for _ in "ab")
+    c = torch.empty_like(a)
+    return triton_subject(
+        "matmul",
+        matmul,
+        ((n // 128) * (n // 128),),
+        {"a": a, "b": b, "c": c},
+        {"n": n, "M": 128, "N": 128, "K": 64},
+        lambda: torch.testing.assert_close(c, a @ b, rtol=2e-2, atol=0.5),
+        num_warps=8,
+        num_stages=3,
+    )
+
+
+def _attention() -> Subject:
+    import torch
+    from triton_functions import attention
+
+    heads, length, depth = 64, 4096, 128
+    q, k, v = (torch.randn(heads, length, depth, device="cuda", dtype=torch.float16) for _ in "qkv")
+    o = torch.empty_like(q)
+
+    def check() -> None:
+        right = torch.nn.functional.scaled_dot_product_attention(
+            q[None], k[None], v[None], is_causal=True
+        )[0]
+        torch.testing.assert_close(o, right, rtol=2e-2, atol=2e-2)
+
+    return triton_subject(
+        "attention",
+        attention,
+        (length // 128, heads),
+        {"q": q, "k": k, "v": v, "o": o},
+        {"length": length, "scale": depth**-0.5, "D": depth, "M": 128, "N": 64},
+        check,
+        num_warps=8,
+        num_stages=3,
+    )
+
+
+def _softmax(name: str, rows: int, columns: int) -> Subject:
+    import torch
+    from triton_functions import softmax
+
+    x = torch.randn(rows, columns, device="cuda")
+    y = torch.empty_like(x)
+    return triton_subject(
+        name,
+        softmax,
+        (rows,),
+        {"y": y, "x": x},
+        {"columns": columns, "COLUMNS": columns},
+        lambda: torch.testing.assert_close(y, torch.softmax(x, 1)),
+        num_warps=8,
+    )

@@ -118,8 +118,11 @@ class Stopwatch:
         self._names: dict[str, tuple[str, str]] = {}
         self._stack = ExitStack()
         self._timer: Timer | None = None
-        #: Of all coins of this test; every record holds it.
-        self.seed = random.SystemRandom().getrandbits(32)
+
+    @staticmethod
+    def new_seed() -> int:
+        """A seed for coins that nobody can foresee; the record of what it gave holds it."""
+        return random.SystemRandom().getrandbits(32)
 
     def close(self) -> None:
         """Give the GPU back."""
@@ -147,6 +150,7 @@ class Stopwatch:
         _require_right(bench, arms)
         child.progress(" against ".join(arm.name for arm in arms), kernel=bench.kernel.name)
         builds = dict(zip(arms, bench.build(arms), strict=True))
+        seed = self.new_seed()
         started: list[tuple[Comparison, Pilot, float]] = []
         for arm, rule in claims:
             name = self._name(bench, arm)
@@ -157,7 +161,7 @@ class Stopwatch:
                 name,
                 self.shared(rule),
                 pilot.seconds,
-                self.seed,
+                seed,
                 block_seconds=pilot.block_seconds,
             )
             started.append((comparison, pilot, seconds))
@@ -205,7 +209,7 @@ class Stopwatch:
                 driver = None
             self._timer = Timer(
                 driver,
-                seed=self.seed,
+                seed=self.new_seed(),
                 reasons=held.monitor.reasons,
                 time_block=None if self._site is None else self._time_block,
             )
