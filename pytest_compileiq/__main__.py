@@ -10,6 +10,8 @@ from collections.abc import Sequence
 COMMANDS = {
     "doctor": ("pytest_compileiq.doctor", "look at what the tests need, and name each cure"),
     "history": ("pytest_compileiq.report.history", "print and plot the reports of many runs"),
+    "selfcheck": ("pytest_compileiq.selfcheck", "how often is a verdict wrong on this GPU?"),
+    "replay": ("pytest_compileiq.replay", "recompute the verdicts of a JSON report"),
     "reset-clocks": ("pytest_compileiq.gpu.recovery", "undo clock locks that killed runs left"),
 }
 

@@ -17,7 +17,6 @@ from pytest_compileiq.gpu import identity
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.session import Held, Policy, acquire, adopted, require_fit
 from pytest_compileiq.isolation import child
-from pytest_compileiq.measure.units import Side
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Launch
 
@@ -97,8 +96,7 @@ def stopwatch(config: pytest.Config, item: pytest.Item, settings: Settings) -> S
     """What times the kernels of one test; it holds the GPU only once it is used."""
     hook = item.ihook.pytest_ciq_time_block
 
-    def time_block(kernel: str, side: Side, launch: Launch) -> float:
-        arm = "baseline" if side is Side.BASE else "candidate"
+    def time_block(kernel: str, arm: str, launch: Launch) -> float:
         seconds = hook(config=config, kernel=kernel, arm=arm, launch=launch)
         if not isinstance(seconds, int | float):
             raise SettingsError(

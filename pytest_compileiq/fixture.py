@@ -15,7 +15,7 @@ from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.isolation import child
 from pytest_compileiq.judge import Judge, Offer, name_of, not_judged
-from pytest_compileiq.marks import Params
+from pytest_compileiq.marks import Params, WinParams
 from pytest_compileiq.report.failure import explain
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
@@ -27,10 +27,12 @@ from pytest_compileiq.verdict import Check, Status, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Baseline and ACF side by side, without a judgement.
+    """Baseline and ACF side by side; nothing is raised for what the verdict says.
 
     Resources are None when the build reports none. ``same_code`` compares machine code; it is
-    None when the build gives no cubin, and then arrival is not proven either.
+    None when the build gives no cubin, and then arrival is not proven either. ``verdict`` is
+    what ``ciq_beats_baseline`` answers. ``speedup`` is a ratio of times with its interval, None
+    in a run without ``--ciq-gpu``.
     """
 
     kernel: str
@@ -39,6 +41,18 @@ class Comparison:
     baseline: _ptxas.Resources | None
     tuned: _ptxas.Resources | None
     ptxas: str | None
+    verdict: Verdict
+
+    @property
+    def speedup(self) -> float | None:
+        value = self.verdict.numbers.get("speedup")
+        return value if isinstance(value, float) else None
+
+    @property
+    def interval(self) -> tuple[float | None, float | None] | None:
+        """Time-uniform, of coverage 0.9; an end that the units cannot yet bound is None."""
+        found = self.verdict.numbers.get("speedup_interval")
+        return (found[0], found[1]) if isinstance(found, list) else None
 
 
 class CiqFailure(AssertionError):
@@ -188,12 +202,19 @@ class CIQ:
         __tracebackhide__ = True
         return self._verb(subject, "ciq_beats_baseline", acf=acf, min_speedup=min_speedup)
 
-    def compare(self, kernel: Kernel, acf: str | Path = "best.acf") -> Comparison:
-        """Build a kernel with and without an ACF, prove arrival, and judge nothing.
+    def compare(
+        self,
+        kernel: Kernel,
+        acf: str | Path = "best.acf",
+        *,
+        min_speedup: float | Literal["recorded"] = 1.0,
+    ) -> Comparison:
+        """Build a kernel with and without an ACF, prove arrival, and with a GPU time both.
 
         Raises CiqError when the ACF is refused, did not arrive, or is not the one that its
         sidecar describes.
         """
+        params = WinParams(acf, min_speedup)
         bench = self._judging.bench(kernel)
         if not isinstance(bench, Workbench):
             raise SettingsError("ciq.compare takes a kernel, not an objective")
@@ -207,6 +228,7 @@ class CIQ:
             baseline=kernel.resources_of(shown.baseline),
             tuned=kernel.resources_of(shown.build),
             ptxas=proof.ptxas_of(bench, shown.build),
+            verdict=self._judging.answer(Check.WIN, bench, params, {}),
         )
 
     # How a verdict comes about

@@ -43,8 +43,8 @@ def pytest_ciq_time_block(
 ) -> float | None:
     """Time one block of a kernel in the site's own way; returns seconds a launch.
 
-    ``launch()`` enqueues one launch of the ``arm``, "baseline" or "candidate", on the current
-    stream, on buffers and code that were placed anew for this unit. Whoever implements this
+    ``launch()`` enqueues one launch of the ``arm``, "baseline" or the name of an ACF, on the
+    current stream, on buffers and code that were placed anew for this unit. Whoever implements this
     times every block of the tests below its conftest; order, coins and the verdict stay ours.
     With one warm launch before three timed ones::
 

@@ -143,6 +143,8 @@ class Judge:
                     remedy="hand over the kernel: PtxKernel(...) or Kernel(build)",
                 )
             case _marks.StabilityParams():
+                if self.stopwatch is None:
+                    return stability.not_timed(name_of(bench), params)
                 why = "an objective times itself: hand over the kernel"
                 return stability.not_timed(name_of(bench), params, why)
             case _marks.WinParams():

@@ -33,7 +33,7 @@ def judge(
     stopwatch.hold()
     test = OpaqueTest(
         [stopwatch.shared(rule)] * bench.objectives,
-        seed=stopwatch.seed,
+        seed=stopwatch.new_seed(),
         problem_type=bench.objective.problem_type,
     )
     began = time.monotonic()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_compileiq.checks import results
-from pytest_compileiq.errors import CiqError
 from pytest_compileiq.gpu.session import Held
 from pytest_compileiq.isolation import child
 from pytest_compileiq.measure import spread, units
@@ -18,12 +17,14 @@ from pytest_compileiq.measure.blocks import Pilot
 from pytest_compileiq.measure.decide import End, Outcome, Rule
 from pytest_compileiq.measure.replay import record_units
 from pytest_compileiq.measure.spread import SpreadTest
-from pytest_compileiq.measure.timer import Pair, TimeBlock, Timer
+from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Budget, Comparison, Side
-from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
+from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Launch, Workbench
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 Hold = Callable[[], AbstractContextManager[Held]]
+#: A site's own way to time one block: (kernel, arm, launch) -> seconds a launch.
+SiteBlock = Callable[[str, str, Launch], float]
 
 
 class Claim(NamedTuple):
@@ -108,17 +109,21 @@ class Stopwatch:
         *,
         budget_seconds: float,
         tests: int = 1,
-        time_block: TimeBlock | None = None,
+        time_block: SiteBlock | None = None,
     ) -> None:
         self._acquire = hold
         self._held: Held | None = None
         self._budget = Budget(gpu_seconds=budget_seconds)
         self._tests = tests
-        self._time_block = time_block
+        self._site = time_block
+        self._names: dict[str, tuple[str, str]] = {}
         self._stack = ExitStack()
         self._timer: Timer | None = None
-        #: Of all coins of this test; every record holds it.
-        self.seed = random.SystemRandom().getrandbits(32)
+
+    @staticmethod
+    def new_seed() -> int:
+        """A seed for coins that nobody can foresee; the record of what it gave holds it."""
+        return random.SystemRandom().getrandbits(32)
 
     def close(self) -> None:
         """Give the GPU back."""
@@ -146,9 +151,10 @@ class Stopwatch:
         _require_right(bench, arms)
         child.progress(" against ".join(arm.name for arm in arms), kernel=bench.kernel.name)
         builds = dict(zip(arms, bench.build(arms), strict=True))
+        seed = self.new_seed()
         started: list[tuple[Comparison, Pilot, float]] = []
         for arm, rule in claims:
-            name = f"{bench.kernel.name}/{arm.name}"
+            name = self._name(bench, arm)
             began = time.perf_counter()
             pilot = timer.add(name, _pair(bench, builds, arm))
             seconds = time.perf_counter() - began - pilot.warm_up_seconds
@@ -156,12 +162,12 @@ class Stopwatch:
                 name,
                 self.shared(rule),
                 pilot.seconds,
-                self.seed,
+                seed,
                 block_seconds=pilot.block_seconds,
             )
             started.append((comparison, pilot, seconds))
         units.run([one for one, _, _ in started], timer, budget=self._budget)
-        _require_right(bench, arms)
+        _require_right(bench, arms, when="after timing")
         return [
             Measured(one, pilot, seconds + sum(unit.timed.gpu_seconds for unit in one.units))
             for one, pilot, seconds in started
@@ -174,7 +180,7 @@ class Stopwatch:
         child.progress(arm.name, kernel=bench.kernel.name)
         (build,) = bench.build([arm])
         assert isinstance(build, Build)
-        name = f"{bench.kernel.name}/{arm.name}/cv"
+        name = self._name(bench, arm)
         timer.add(name, Pair(bench.kernel, dict.fromkeys(Side, build)))
         test = SpreadTest(limit)
         began = time.perf_counter()
@@ -184,7 +190,7 @@ class Stopwatch:
             if decided or len(test.seconds) >= spread.LAUNCHES or spent:
                 break
         test.end()
-        _require_right(bench, [arm])
+        _require_right(bench, [arm], when="after timing")
         return test
 
     def hold(self) -> Held:
@@ -196,7 +202,7 @@ class Stopwatch:
     def _begin(self) -> Timer:
         if self._timer is None:
             held = self.hold()
-            if self._time_block is None:
+            if self._site is None:
                 from pytest_compileiq.measure.cuda import CudaDriver
 
                 driver = CudaDriver()
@@ -204,11 +210,21 @@ class Stopwatch:
                 driver = None
             self._timer = Timer(
                 driver,
-                seed=self.seed,
+                seed=self.new_seed(),
                 reasons=held.monitor.reasons,
-                time_block=self._time_block,
+                time_block=None if self._site is None else self._time_block,
             )
         return self._timer
+
+    def _name(self, bench: Workbench, arm: Arm) -> str:
+        name = f"{bench.kernel.name}/{arm.name}"
+        self._names[name] = bench.kernel.name, arm.name
+        return name
+
+    def _time_block(self, name: str, side: Side, launch: Launch) -> float:
+        assert self._site is not None
+        kernel, arm = self._names[name]
+        return self._site(kernel, BASELINE.name if side is Side.BASE else arm, launch)
 
 
 def _pair(bench: Workbench, builds: Mapping[Arm, Build | Exception], arm: Arm) -> Pair:
@@ -218,9 +234,9 @@ def _pair(bench: Workbench, builds: Mapping[Arm, Build | Exception], arm: Arm) -
     return Pair(bench.kernel, {Side.BASE: base, Side.CANDIDATE: candidate})
 
 
-def _require_right(bench: Workbench, arms: Sequence[Arm]) -> None:
+def _require_right(bench: Workbench, arms: Sequence[Arm], *, when: str = "before timing") -> None:
     for arm in arms:
-        fault: CiqError | None = results.fault_of(bench, arm)
+        fault = results.fault_of(bench, arm, when=when)
         if fault is not None:
             raise fault
 

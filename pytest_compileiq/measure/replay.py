@@ -108,17 +108,32 @@ def replay(record: object) -> Replay:
     except RecordError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RecordError(
-            f"the record is incomplete or was altered: {type(error).__name__}: {error}",
-            remedy="take the file from the run that wrote it",
-        ) from error
+        raise _altered(error) from error
+
+
+def _altered(error: Exception) -> RecordError:
+    return RecordError(
+        f"the record is incomplete or was altered: {type(error).__name__}: {error}",
+        remedy="take the file from the run that wrote it",
+    )
+
+
+def comparison_of(record: Mapping[str, Any]) -> Comparison:
+    """The comparison that ``record_units`` recorded, with its units. Raises RecordError."""
+    try:
+        comparison = empty_comparison(record)
+        for _ in walk(comparison, record):
+            pass
+        return comparison
+    except RecordError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise _altered(error) from error
 
 
 def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
-    comparison = empty_comparison(record)
-    for _ in walk(comparison, record):
-        pass
-    return comparison.judge.end(End(record["outcome"]["end"])).numbers()
+    end = End(record["outcome"]["end"])
+    return comparison_of(record).judge.end(end).numbers()
 
 
 def empty_comparison(record: Mapping[str, Any]) -> Comparison:
