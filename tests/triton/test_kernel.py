@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton", reason="tox -e triton brings it")
 
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -25,7 +25,7 @@ from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.verdict import Reason
 from tests.conftest import EXAMPLE
 from tests.triton import kernels
-from tests.triton.conftest import triton, waves
+from tests.triton.support import waves
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import shutil
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="tox -e triton brings it")
 
-from tests.conftest import RunJson
-from tests.triton.conftest import EXAMPLE
+from tests.conftest import EXAMPLE, RunJson
 
 HEAD = """
 import pytest

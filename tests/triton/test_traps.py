@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="tox -e triton brings it")
 
 from triton import knobs
 
@@ -21,7 +21,7 @@ from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
 from tests.conftest import ROOT
 from tests.triton import kernels
-from tests.triton.conftest import waves
+from tests.triton.support import waves
 
 
 def code(path: Path | None) -> str:
@@ -108,7 +108,7 @@ UNDER_A_GLOBAL_OPTION = """
 from pathlib import Path
 from pytest_compileiq.toolchain import cubin
 from tests.triton import kernels
-from tests.triton.conftest import NoGpu, waves
+from tests.triton.support import NoGpu, waves
 from triton import MockTensor, language as tl
 from triton.runtime import driver
 
