@@ -9,6 +9,8 @@ from collections.abc import Sequence
 #: Command -> (module with ``main(arguments) -> exit status``, one line of help).
 COMMANDS = {
     "doctor": ("pytest_compileiq.doctor", "look at what the tests need, and name each cure"),
+    "selfcheck": ("pytest_compileiq.selfcheck", "how often is a verdict wrong on this GPU?"),
+    "replay": ("pytest_compileiq.replay", "recompute the verdicts of a JSON report"),
     "reset-clocks": ("pytest_compileiq.gpu.recovery", "undo clock locks that killed runs left"),
 }
 

@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 
 from pytest_compileiq import records
-from pytest_compileiq.errors import GpuError
+from pytest_compileiq.checks.timing import Stopwatch
+from pytest_compileiq.errors import GpuError, SettingsError
 from pytest_compileiq.gpu import identity
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.session import Held, Policy, acquire, adopted, require_fit
+from pytest_compileiq.isolation import child
 from pytest_compileiq.settings import Settings
+from pytest_compileiq.subjects.kernel import Launch
 
 GPUS: pytest.StashKey[tuple[Gpu, ...]] = pytest.StashKey()
 _FORMER: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
 _CHOSEN = "PYTEST_CIQ_CHOSEN_GPU"
+_TESTS: pytest.StashKey[int] = pytest.StashKey()
+_TESTS_VARIABLE = "PYTEST_CIQ_TESTS"
 
 
 def choose(config: pytest.Config, spec: str) -> None:
@@ -82,6 +87,35 @@ def header(config: pytest.Config, settings: Settings) -> list[str]:
     return [f"compileiq: {gpu}, clocks: {settings.clocks}{wanted}" for gpu in gpus]
 
 
+def count_tests(session: pytest.Session) -> None:
+    """Note how many tests of this run judge kernels: they share the chance of a wrong failure."""
+    found = sum("ciq" in getattr(item, "fixturenames", ()) for item in session.items)
+    session.config.stash[_TESTS] = found
+
+
+def stopwatch(config: pytest.Config, item: pytest.Item, settings: Settings) -> Stopwatch:
+    """What times the kernels of one test; it holds the GPU only once it is used."""
+    hook = item.ihook.pytest_ciq_time_block
+
+    def time_block(kernel: str, arm: str, launch: Launch) -> float:
+        seconds = hook(config=config, kernel=kernel, arm=arm, launch=launch)
+        if not isinstance(seconds, int | float):
+            raise SettingsError(
+                f"pytest_ciq_time_block returned {seconds!r} for {kernel}",
+                remedy="return the seconds of one launch, for every block",
+            )
+        return float(seconds)
+
+    # Only a child that collected nothing but its own test has to be told the number.
+    told = os.environ.get(_TESTS_VARIABLE) if child.inside() else None
+    return Stopwatch(
+        lambda: measuring(config, item, settings),
+        budget_seconds=settings.budget,
+        tests=int(told) if told else config.stash.get(_TESTS, 1),
+        time_block=time_block if hook.get_hookimpls() else None,
+    )
+
+
 @contextmanager
 def held(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterator[Held]:
     """The GPU of one test, watched from here to the end; what it did rides on the report.
@@ -92,24 +126,29 @@ def held(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterat
         pytest.skip("needs a GPU: run with --ciq-gpu=SPEC")
     complaint: GpuError | None = None
     try:
-        with ExitStack() as stack:
-            mine = stack.enter_context(adopted())
-            if mine is None:
-                mine = stack.enter_context(_acquired(config, item, settings))
-            former = _set(mine.environment)
-            stack.callback(_put_back, former)
-            with mine.window() as window:
-                yield mine
-            # A rerun of the same item must not carry the former attempt's.
-            item.user_properties[:] = [p for p in item.user_properties if p[0] != records.GPU]
-            item.user_properties.append(
-                (records.GPU, json.dumps(_record(item, mine, window.evidence)))
-            )
-            require_fit(window.evidence, Policy(settings.clocks, settings.sm_mhz))
+        with measuring(config, item, settings) as mine:
+            yield mine
     except GpuError as error:
         complaint = error
     if complaint is not None:  # outside `except`: the text says it all, no traceback of ours
         pytest.fail(str(complaint), pytrace=False)
+
+
+@contextmanager
+def measuring(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterator[Held]:
+    """The GPU of one test, watched; what it did rides on the report. Raises GpuError."""
+    with ExitStack() as stack:
+        mine = stack.enter_context(adopted())
+        if mine is None:
+            mine = stack.enter_context(_acquired(config, item, settings))
+        former = _set(mine.environment)
+        stack.callback(_put_back, former)
+        with mine.window() as window:
+            yield mine
+        # A rerun of the same item must not carry the former attempt's.
+        item.user_properties[:] = [p for p in item.user_properties if p[0] != records.GPU]
+        item.user_properties.append((records.GPU, json.dumps(_record(item, mine, window.evidence))))
+        require_fit(window.evidence, Policy(settings.clocks, settings.sm_mhz))
 
 
 @contextmanager
@@ -128,7 +167,7 @@ def environment_for(
         mine = stack.enter_context(adopted())
         if mine is None:
             mine = stack.enter_context(_acquired(config, item, settings))
-        yield mine.environment
+        yield {**mine.environment, _TESTS_VARIABLE: str(config.stash.get(_TESTS, 1))}
 
 
 @contextmanager

@@ -11,10 +11,11 @@ import pytest
 
 from pytest_compileiq import marks as _marks
 from pytest_compileiq.checks import proof
+from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.isolation import child
 from pytest_compileiq.judge import Judge, Offer, name_of, not_judged
-from pytest_compileiq.marks import Params
+from pytest_compileiq.marks import Params, WinParams
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
 from pytest_compileiq.subjects.objective import Objective
@@ -25,10 +26,12 @@ from pytest_compileiq.verdict import Check, Status, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Baseline and ACF side by side, without a judgement.
+    """Baseline and ACF side by side; nothing is raised for what the verdict says.
 
     Resources are None when the build reports none. ``same_code`` compares machine code; it is
-    None when the build gives no cubin, and then arrival is not proven either.
+    None when the build gives no cubin, and then arrival is not proven either. ``verdict`` is
+    what ``ciq_beats_baseline`` answers. ``speedup`` is a ratio of times with its interval, None
+    in a run without ``--ciq-gpu``.
     """
 
     kernel: str
@@ -37,6 +40,18 @@ class Comparison:
     baseline: _ptxas.Resources | None
     tuned: _ptxas.Resources | None
     ptxas: str | None
+    verdict: Verdict
+
+    @property
+    def speedup(self) -> float | None:
+        value = self.verdict.numbers.get("speedup")
+        return value if isinstance(value, float) else None
+
+    @property
+    def interval(self) -> tuple[float | None, float | None] | None:
+        """Time-uniform, of coverage 0.9; an end that the units cannot yet bound is None."""
+        found = self.verdict.numbers.get("speedup_interval")
+        return (found[0], found[1]) if isinstance(found, list) else None
 
 
 class CiqFailure(AssertionError):
@@ -63,8 +78,15 @@ class CIQ:
         settings: Settings,
         assembler: Assembler,
         record: Callable[[Verdict], None],
+        stopwatch: Stopwatch | None = None,
     ) -> None:
-        self._judging = Judge(folder=folder, marks=marks, settings=settings, assembler=assembler)
+        self._judging = Judge(
+            folder=folder,
+            marks=marks,
+            settings=settings,
+            assembler=assembler,
+            stopwatch=stopwatch,
+        )
         self._strict = settings.strict
         self._disabled = settings.disable
         self._accept = settings.accept
@@ -72,6 +94,16 @@ class CIQ:
         self._record = record
         #: Marks of this test that were really judged.
         self.answered: set[str] = set()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this run has a GPU (``--ciq-gpu``), so that kernels are launched and timed."""
+        return self._judging.stopwatch is not None
+
+    def close(self) -> None:
+        """Give back the GPU, if one was held."""
+        if self._judging.stopwatch is not None:
+            self._judging.stopwatch.close()
 
     @property
     def offers(self) -> dict[Path, Offer]:
@@ -165,12 +197,19 @@ class CIQ:
         __tracebackhide__ = True
         return self._verb(subject, "ciq_beats_baseline", acf=acf, min_speedup=min_speedup)
 
-    def compare(self, kernel: Kernel, acf: str | Path = "best.acf") -> Comparison:
-        """Build a kernel with and without an ACF, prove arrival, and judge nothing.
+    def compare(
+        self,
+        kernel: Kernel,
+        acf: str | Path = "best.acf",
+        *,
+        min_speedup: float | Literal["recorded"] = 1.0,
+    ) -> Comparison:
+        """Build a kernel with and without an ACF, prove arrival, and with a GPU time both.
 
         Raises CiqError when the ACF is refused, did not arrive, or is not the one that its
         sidecar describes.
         """
+        params = WinParams(acf, min_speedup)
         bench = self._judging.bench(kernel)
         if not isinstance(bench, Workbench):
             raise SettingsError("ciq.compare takes a kernel, not an objective")
@@ -184,6 +223,7 @@ class CIQ:
             baseline=kernel.resources_of(shown.baseline),
             tuned=kernel.resources_of(shown.build),
             ptxas=proof.ptxas_of(bench, shown.build),
+            verdict=self._judging.answer(Check.WIN, bench, params, {}),
         )
 
     # How a verdict comes about

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from pytest_compileiq.gpu.clocks import ClockState
@@ -33,4 +34,21 @@ def pytest_ciq_lock_clocks(
             return nullcontext(ClockState(locked=True, requested="site", sm_mhz=1500, step_mhz=15))
 
     Readings are compared with ``sm_mhz`` all the same.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_ciq_time_block(
+    config: pytest.Config, kernel: str, arm: str, launch: Callable[[], None]
+) -> float | None:
+    """Time one block of a kernel in the site's own way; returns seconds a launch.
+
+    ``launch()`` enqueues one launch of the ``arm``, "baseline" or the name of an ACF, on the
+    current stream, on buffers and code that were placed anew for this unit. Whoever implements this
+    times every block of the tests below its conftest; order, coins and the verdict stay ours.
+    With one warm launch before three timed ones::
+
+        def pytest_ciq_time_block(config, kernel, arm, launch):
+            launch()
+            return my_clock(lambda: [launch() for _ in range(3)]) / 3
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_compileiq import marks as _marks
 from pytest_compileiq.checks import canary, contract, proof, resources, stability, win
+from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
 from pytest_compileiq.marks import Params
 from pytest_compileiq.settings import Settings
@@ -42,8 +43,11 @@ class Judge:
         marks: dict[str, Params],
         settings: Settings,
         assembler: Assembler,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.folder = folder
+        #: The GPU tier; None in a run without --ciq-gpu.
+        self.stopwatch = stopwatch
         self.settings = settings
         self._marks = marks
         self._assembler = assembler
@@ -95,7 +99,9 @@ class Judge:
             case _marks.CanaryParams():
                 known = self._known(params, asked)
                 accept = self.settings.accept
-                verdict = canary.judge_kernel(bench, known, params, accept=accept)
+                verdict = canary.judge_kernel(
+                    bench, known, params, accept=accept, stopwatch=self.stopwatch
+                )
                 if self.settings.debug_pack is None:  # NVIDIA's files are not the user's
                     for committed in (known.o0, known.o3):
                         self._offer(committed, verdict, arch=bench.kernel.arch())
@@ -104,11 +110,15 @@ class Judge:
                 committed = self._named(params.acf, asked)
                 return resources.judge_kernel(bench, committed, params, accept=self.settings.accept)
             case _marks.StabilityParams():
-                return stability.not_timed(name_of(bench), params)
+                if self.stopwatch is None:
+                    return stability.not_timed(name_of(bench), params)
+                return stability.judge_kernel(bench, params, self.stopwatch)
             case _marks.WinParams():
                 committed = self.committed(params.acf)
                 accept = self.settings.accept
-                verdict = win.judge_kernel(bench, committed, params, accept=accept)
+                verdict = win.judge_kernel(
+                    bench, committed, params, accept=accept, stopwatch=self.stopwatch
+                )
                 self._offer(committed, verdict, arch=bench.kernel.arch())
                 return verdict
 
@@ -121,7 +131,11 @@ class Judge:
                 return contract.judge_objective(bench, committed)
             case _marks.CanaryParams():
                 return canary.judge_objective(
-                    bench, self._known(params, asked), params, accept=self.settings.accept
+                    bench,
+                    self._known(params, asked),
+                    params,
+                    accept=self.settings.accept,
+                    stopwatch=self.stopwatch,
                 )
             case _marks.ResourcesParams():
                 raise SettingsError(
@@ -129,11 +143,16 @@ class Judge:
                     remedy="hand over the kernel: PtxKernel(...) or Kernel(build)",
                 )
             case _marks.StabilityParams():
-                return stability.not_timed(name_of(bench), params)
+                if self.stopwatch is None:
+                    return stability.not_timed(name_of(bench), params)
+                why = "an objective times itself: hand over the kernel"
+                return stability.not_timed(name_of(bench), params, why)
             case _marks.WinParams():
                 committed = self.committed(params.acf)
                 accept = self.settings.accept
-                verdict = win.judge_objective(bench, committed, params, accept=accept)
+                verdict = win.judge_objective(
+                    bench, committed, params, accept=accept, stopwatch=self.stopwatch
+                )
                 self._offer(committed, verdict, arch=None)
                 return verdict
 

@@ -17,6 +17,7 @@ from pytest_compileiq import settings as _settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_compileiq.checks.timing import Stopwatch
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.gpu.session import Held
     from pytest_compileiq.marks import Params
@@ -96,6 +97,13 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
     )
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.stash[SETTINGS].gpu is not None:
+        from pytest_compileiq import device
+
+        device.count_tests(session)
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     chosen = config.stash[SETTINGS]
     set_by_user = [
@@ -125,7 +133,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def ciq(request: pytest.FixtureRequest) -> CIQ:
+def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
     """The door to all checks of pytest-compileiq, for one test.
 
     ``ciq.check(subject)`` runs what the test's ``ciq_*`` marks ask for; ``ciq.assert_canary``,
@@ -141,15 +149,23 @@ def ciq(request: pytest.FixtureRequest) -> CIQ:
         item.stash[VERDICTS].append(verdict)
         child.keep(records.VERDICT, json.dumps(verdict.to_record(item.nodeid)))
 
+    settings = request.config.stash[SETTINGS]
+    stopwatch: Stopwatch | None = None
+    if settings.gpu is not None:
+        from pytest_compileiq import device
+
+        stopwatch = device.stopwatch(request.config, item, settings)
     helper = CIQ(
         folder=request.path.parent,
         marks=item.stash.get(MARKS, {}),
-        settings=request.config.stash[SETTINGS],
+        settings=settings,
         assembler=_assembler(request.config),
         record=record,
+        stopwatch=stopwatch,
     )
     item.stash[HELPER] = helper
-    return helper
+    yield helper
+    helper.close()
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ OPTIONS = (
     Option("sm_mhz", _sm_mhz, "base", "Lock the SM clock to base, max or N MHz", "CLOCK"),
     Option("gpu_timeout", _seconds, 600.0, "Wait this long for a GPU in use", "SECONDS"),
     Option("lease_dir", _path, None, "Where tests that share GPUs keep their leases", "DIR"),
+    Option("budget", _seconds, 2.0, "Measure a kernel for at most this long", "SECONDS"),
     Option("ptxas", _path, None, "Use this ptxas, 13.3 or newer, and no other", "PATH"),
     Option("ptxas_timeout", _seconds, 60.0, "Kill a run of ptxas after this time", "SECONDS"),
     Option(
@@ -137,6 +138,7 @@ class Settings:
     sm_mhz: str | int
     gpu_timeout: float
     lease_dir: Path | None
+    budget: float
     ptxas: Path | None
     ptxas_timeout: float
     timeout: float

@@ -34,6 +34,8 @@ RANK = {
     "fixture": 11,
     "device": 11,
     "doctor": 11,
+    "replay": 10,
+    "selfcheck": 11,
     "plugin": 12,
     "__init__": 13,
     "__main__": 13,

@@ -1,17 +1,21 @@
 """``ciq_canary``: the test can see a bad ACF. If it cannot, its other answers mean nothing.
 
-Three steps, and none of them needs a GPU: *refusal* (a damaged ACF must be refused),
-*arrival* (ptxas got each ACF) and *effect* (O0 worsens a deterministic cost, O3 does not).
+Three steps that need no GPU: *refusal* (a damaged ACF must be refused), *arrival* (ptxas got
+each ACF) and *effect* (O0 worsens a deterministic cost, O3 does not). With a GPU both are timed,
+too: O0 has to be slower than the baseline, and O3 must not be.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from pytest_compileiq.checks import proof
+from pytest_compileiq.checks import proof, repetition, timing
+from pytest_compileiq.checks.timing import Claim, Measured, Stopwatch
 from pytest_compileiq.checks.win import ratio, readable
 from pytest_compileiq.errors import CiqError, ProofError
 from pytest_compileiq.marks import CanaryParams
+from pytest_compileiq.measure import decide
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain.acf import Acf, nonsense
@@ -21,6 +25,10 @@ from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 _NO_O0 = (
     "give the mark an o0= file, or the run a --ciq-debug-pack=DIR|ZIP with NVIDIA's O0.acf and "
     "O3.acf"
+)
+_BLIND = (
+    "this test does not see what the compiler does: launch() may run another build, or "
+    "something else than this kernel takes the time"
 )
 
 
@@ -34,7 +42,12 @@ class KnownAcfs:
 
 
 def judge_kernel(
-    bench: Workbench, known: KnownAcfs, params: CanaryParams, *, accept: bool
+    bench: Workbench,
+    known: KnownAcfs,
+    params: CanaryParams,
+    *,
+    accept: bool,
+    stopwatch: Stopwatch | None = None,
 ) -> Verdict:
     """``accept`` takes an O0 or O3 ACF that its sidecar does not describe."""
     kernel = bench.kernel
@@ -63,7 +76,7 @@ def judge_kernel(
         "margin": params.margin,
         "tolerance": params.tolerance,
     }
-    if kernel.code_of(baseline) is None:
+    if kernel.code_of(baseline) is None and stopwatch is None:
         return Verdict(
             check=Check.CANARY,
             kernel=kernel.name,
@@ -71,11 +84,46 @@ def judge_kernel(
             message="a damaged ACF is refused; the build gives no cubin to see the effect in",
             numbers=numbers,
         )
+    known_arms = [(o0, known.o0)] if o3 is None else [(o0, known.o0), (o3, known.o3)]
+    if kernel.code_of(baseline) is None:
+        for arm, _ in known_arms:
+            proof.built_with(bench, arm)
+        text = "a damaged ACF is refused"
+    else:
+        timed = stopwatch is not None
+        text = _effects(bench, baseline, known_arms, params, numbers, accept=accept, timed=timed)
+    if stopwatch is not None:
+        return _timed(bench, [arm for arm, _ in known_arms], params, text, numbers, stopwatch)
+    return Verdict(
+        check=Check.CANARY,
+        kernel=kernel.name,
+        status=Status.PASS,
+        message=text + ("" if o3 is not None else "; no O3 ACF to try"),
+        numbers=numbers,
+    )
+
+
+def _effects(
+    bench: Workbench,
+    baseline: Build,
+    arms: Sequence[tuple[Arm, Committed | None]],
+    params: CanaryParams,
+    numbers: dict[str, object],
+    *,
+    accept: bool,
+    timed: bool,
+) -> str:
+    """O0 worsens a deterministic cost and O3, if there is one, does not. Raises CiqError.
+
+    ``timed``: what counts is how long they take, and costs are only told.
+    """
+    (o0, o0_committed), *rest = arms
     cost = _costs(bench, baseline)
     numbers["baseline"] = cost
-    numbers["o0"] = after = _costs_of(bench, o0, known.o0, accept=accept)
+    numbers["o0"] = after = _costs_of(bench, o0, o0_committed, accept=accept)
     worst = _regression(cost, after)
-    if worst < params.margin:
+    same = timed and proof.same_code(bench, o0)
+    if same or (worst < params.margin and not timed):
         raise CiqError(
             f"{o0.name} makes nothing worse by {params.margin:g}x: {_compared(cost, after)}",
             remedy="check that it is an O0 ACF of this ptxas; a kernel of a few instructions "
@@ -83,10 +131,10 @@ def judge_kernel(
             reason=Reason.NO_EFFECT,
             numbers=numbers,
         )
-    if o3 is not None:
-        numbers["o3"] = tame = _costs_of(bench, o3, known.o3, accept=accept)
+    for o3, committed in rest:
+        numbers["o3"] = tame = _costs_of(bench, o3, committed, accept=accept)
         growth = _regression(cost, tame)
-        if growth > 1 + params.tolerance:
+        if growth > 1 + params.tolerance and not timed:
             raise CiqError(
                 f"{o3.name} makes the code worse by {growth:.3g}x, more than the tolerance of "
                 f"{params.tolerance:.0%}: {_compared(cost, tame)}",
@@ -95,13 +143,51 @@ def judge_kernel(
                 reason=Reason.SLOWER,
                 numbers=numbers,
             )
-    return Verdict(
-        check=Check.CANARY,
-        kernel=kernel.name,
-        status=Status.PASS,
-        message=f"damage refused; {o0.name}: {_compared(cost, after)}"
-        + ("" if o3 is not None else "; no O3 ACF to try"),
-        numbers=numbers,
+    return f"damage refused; {o0.name}: {_compared(cost, after)}"
+
+
+def _timed(
+    bench: Workbench,
+    arms: Sequence[Arm],
+    params: CanaryParams,
+    text: str,
+    numbers: dict[str, object],
+    stopwatch: Stopwatch,
+) -> Verdict:
+    """Time O0 and O3, in turns. An O3 that is the baseline's very code needs no timing."""
+    name = bench.kernel.name
+    if (why := stopwatch.obstacle(bench, arms)) is not None:
+        return timing.unfit(Check.CANARY, name, why, numbers)
+    rules = [decide.canary_o0(params.margin), decide.not_slower(params.tolerance)]
+    claims = [Claim(*both) for both in zip(arms, rules, strict=False)]
+    if len(claims) == 2 and proof.same_code(bench, arms[1]):
+        del claims[1]
+        text += f"; {arms[1].name} is the baseline's code"
+    measured = stopwatch.compare(bench, claims)
+    remedies = []
+    for key, claim, one in zip(("timed_o0", "timed_o3"), claims, measured, strict=False):
+        numbers[key] = one.numbers()
+        told, remedy = _told(claim.arm, one, params, is_o0=key == "timed_o0")
+        text += f"; {told}"
+        remedies += [remedy] if remedy else []
+    return timing.verdict(Check.CANARY, name, measured, text, "; ".join(remedies), numbers)
+
+
+def _told(arm: Arm, measured: Measured, params: CanaryParams, *, is_o0: bool) -> tuple[str, str]:
+    status = measured.outcome.status
+    if status is Status.UNDECIDED:
+        why, remedy = measured.why_undecided()
+        return f"{arm.name}: {why}: {measured}", remedy
+    if status is Status.PASS:
+        return f"{arm.name} runs at {measured}", ""
+    if is_o0:
+        return (
+            f"{arm.name} is not slower by {params.margin:g}x: it runs at {measured}",
+            _BLIND,
+        )
+    return (
+        f"{arm.name} is slower by more than {params.tolerance:.0%}: it runs at {measured}",
+        "plain ptxas is an -O3 already: look for other flags in the baseline's build",
     )
 
 
@@ -143,7 +229,12 @@ def _compared(before: dict[str, int], after: dict[str, int]) -> str:
 
 
 def judge_objective(
-    bench: ObjectiveBench, known: KnownAcfs, params: CanaryParams, *, accept: bool
+    bench: ObjectiveBench,
+    known: KnownAcfs,
+    params: CanaryParams,
+    *,
+    accept: bool,
+    stopwatch: Stopwatch | None = None,
 ) -> Verdict:
     if known.o0 is None:
         raise ProofError(
@@ -176,6 +267,8 @@ def judge_objective(
         "margin": params.margin,
         "tolerance": params.tolerance,
     }
+    if stopwatch is not None and _varies(bench, baseline):
+        return _repeated(bench, known, params, numbers, {"baseline": baseline, "o0": o0}, stopwatch)
     kind = bench.objective.problem_type
     worse = [ratio(after, before, kind) for before, after in zip(baseline, o0, strict=True)]
     if max(worse) < params.margin:
@@ -206,6 +299,39 @@ def judge_objective(
         message=f"damage refused; {o0_acf.name}: score {_list(baseline)} -> {_list(o0)}"
         + ("" if known.o3 is not None else "; no O3 ACF to try"),
         numbers=numbers,
+    )
+
+
+def _varies(bench: ObjectiveBench, baseline: tuple[float, ...]) -> bool:
+    """Is this one score that changes from call to call? Several are compared as they come."""
+    again = readable(bench.repeat(None, "the baseline"), bench, None)
+    return len(baseline) == 1 and again != baseline
+
+
+def _repeated(
+    bench: ObjectiveBench,
+    known: KnownAcfs,
+    params: CanaryParams,
+    numbers: dict[str, object],
+    first: dict[str, tuple[float, ...]],
+    stopwatch: Stopwatch,
+) -> Verdict:
+    assert known.o0 is not None
+    rule = decide.canary_o0(params.margin)
+    scores = {None: first["baseline"], known.o0.acf: first["o0"]}
+    test = repetition.judge(bench, known.o0.acf, rule, scores, stopwatch)
+    answer = repetition.verdict(Check.CANARY, bench, known.o0.acf, test, numbers)
+    if answer.status is not Status.PASS or known.o3 is None:
+        return answer
+    o3 = known.o3.acf
+    scores = {None: first["baseline"], o3: readable(bench.evaluate(o3, o3.name), bench, known.o3)}
+    rule = decide.not_slower(params.tolerance)
+    test = repetition.judge(bench, o3, rule, scores, stopwatch)
+    last = repetition.verdict(Check.CANARY, bench, o3, test, {**numbers, "o0": answer.numbers})
+    return replace(
+        last,
+        message=f"{answer.message}; {last.message}",
+        samples=[*answer.samples, *last.samples],
     )
 
 

@@ -153,6 +153,16 @@ def proven(bench: Workbench, arm: Arm, sidecar: Sidecar | None = None) -> Proven
     return Proven(baseline, build, same)
 
 
+def same_code(bench: Workbench, arm: Arm) -> bool:
+    """Is the machine code of an arm the baseline's? False where it is not known."""
+    codes = [
+        bench.kernel.code_of(answer) if isinstance(answer, Build) else None
+        for answer in bench.build([BASELINE, arm])
+    ]
+    prints = {None if code is None else code.fingerprint(bench.kernel.entry) for code in codes}
+    return len(prints) == 1 and None not in prints
+
+
 def refused(bench: Workbench, acf: Acf | None) -> str:
     """A damaged ACF must make the build fail; returns the name of the file that was tried."""
     damaged = acf.damaged() if acf is not None else nonsense()

@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
+from pytest_compileiq.checks import timing
+from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.marks import StabilityParams
-from pytest_compileiq.verdict import Check, Status, Verdict
+from pytest_compileiq.measure.replay import record_spread
+from pytest_compileiq.measure.spread import SpreadOutcome
+from pytest_compileiq.subjects.kernel import BASELINE, Workbench
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+_CURES = {
+    "jitter": "lock the clocks (--ciq-clocks=require), or raise the limit",
+    "outliers": "look for other work on this GPU or in launch(), or raise the limit",
+    "drift": "lock the clocks at what the GPU can hold (--ciq-sm-mhz), or raise the limit",
+}
 
 
-def not_timed(kernel: str, params: StabilityParams) -> Verdict:
-    """The answer of a run that times nothing."""
+def not_timed(kernel: str, params: StabilityParams, why: str = "this run times nothing") -> Verdict:
     return Verdict(
         check=Check.CV,
         kernel=kernel,
         status=Status.NOT_JUDGED,
-        message=f"a CV limit of {params.percent:g} % is a question about timings, and this run times nothing",
+        message=f"a CV limit of {params.percent:g} % is a question about timings, and {why}",
         numbers={"limit_percent": params.percent},
     )
+
+
+def judge_kernel(bench: Workbench, params: StabilityParams, stopwatch: Stopwatch) -> Verdict:
+    """Time the baseline until it is decided whether its launches differ by more than allowed."""
+    name = bench.kernel.name
+    numbers: dict[str, object] = {"limit_percent": params.percent}
+    if (why := stopwatch.obstacle(bench)) is not None:
+        return timing.unfit(Check.CV, name, why, numbers)
+    test = stopwatch.spread(bench, BASELINE, params.percent / 100)
+    outcome = test.end()
+    numbers |= outcome.numbers()
+    message = f"{_percents(outcome)}, limit {params.percent:g} %, {outcome.launches} launches"
+    remedy = ""
+    if outcome.status is Status.FAIL:
+        message += f"; above it: {outcome.cause or 'jitter'}"
+        remedy = _CURES[outcome.cause or "jitter"]
+    elif outcome.status is Status.UNDECIDED:
+        message += "; the true CV is too near to the limit for the budget"
+        remedy = "raise --ciq-budget, or move the limit"
+    return Verdict(
+        check=Check.CV,
+        kernel=name,
+        status=outcome.status,
+        reason=outcome.reason if outcome.status is not Status.UNDECIDED else Reason.UNDECIDED,
+        message=message,
+        remedy=remedy,
+        numbers=numbers,
+        samples=[record_spread(test)],
+    )
+
+
+def _percents(outcome: SpreadOutcome) -> str:
+    short, classic = outcome.short_cv, outcome.classic_cv
+    told = "no usable times" if short is None else f"CV {short:.2%} between neighbours"
+    return told + ("" if classic is None else f", std/mean {classic:.2%}")

@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from pytest_compileiq.checks import proof
+from pytest_compileiq.checks import proof, repetition, timing
+from pytest_compileiq.checks.timing import Claim, Measured, Stopwatch
 from pytest_compileiq.errors import AcfError, CiqError, ProofError
 from pytest_compileiq.marks import WinParams
+from pytest_compileiq.measure import decide
 from pytest_compileiq.subjects.kernel import Arm, Workbench
 from pytest_compileiq.subjects.objective import Evaluation, ObjectiveBench
 from pytest_compileiq.toolchain import sidecar as _sidecar
@@ -18,9 +20,14 @@ from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 
 def judge_kernel(
-    bench: Workbench, committed: Committed, params: WinParams, *, accept: bool
+    bench: Workbench,
+    committed: Committed,
+    params: WinParams,
+    *,
+    accept: bool,
+    stopwatch: Stopwatch | None = None,
 ) -> Verdict:
-    """The static part: the ACF is taken, arrives, changes the code, and fits the kernel."""
+    """The ACF is taken, arrives, changes the code, fits the kernel; with a GPU: and wins."""
     acf, sidecar = committed.acf, committed.sidecar
     shown = proof.proven(bench, Arm(acf.name, acf), sidecar)
     ptx = bench.kernel.ptx_sha256(bench.folder)
@@ -37,6 +44,9 @@ def judge_kernel(
         "min_speedup": params.min_speedup,
         "timed": False,
     }
+    if stopwatch is not None:
+        minimum = minimum_ratio(params, committed, "speedup")
+        return _timed(bench, acf, minimum, shown.same_code, numbers, stopwatch)
     if shown.same_code is None:
         return Verdict(
             check=Check.WIN,
@@ -59,6 +69,50 @@ def judge_kernel(
     )
 
 
+def _timed(
+    bench: Workbench,
+    acf: Acf,
+    minimum: float,
+    same_code: bool | None,
+    numbers: dict[str, object],
+    stopwatch: Stopwatch,
+) -> Verdict:
+    arm = Arm(acf.name, acf)
+    name = bench.kernel.name
+    if (why := stopwatch.obstacle(bench, [arm])) is not None:
+        return timing.unfit(Check.WIN, name, why, numbers)
+    (measured,) = stopwatch.compare(bench, [Claim(arm, decide.win(minimum))])
+    numbers |= {**measured.numbers(), "min_speedup": minimum}
+    message, remedy = told(acf.name, minimum, measured)
+    if same_code is None:
+        message += "; the build gives no cubin, so that the ACF arrived is not proven"
+    return timing.verdict(Check.WIN, name, [measured], message, remedy, numbers)
+
+
+def told(acf: str, minimum: float, measured: Measured) -> tuple[str, str]:
+    """What a timed win says, and what to do about it."""
+    outcome = measured.outcome
+    asked = "" if minimum == 1 else f", min_speedup={minimum:g}"
+    if outcome.status is Status.PASS:
+        return f"{acf}: {measured}{asked}", ""
+    if outcome.status is Status.UNDECIDED:
+        why, remedy = measured.why_undecided()
+        return f"{acf}: {why}: {measured}{asked}", remedy
+    if outcome.reason is Reason.NO_WIN:
+        at = "the baseline" if minimum == 1 else f"min_speedup={minimum:g}"
+        return (
+            f"{acf}: no measurable difference from {at}: {measured}",
+            "drop the ACF, search again, or lower min_speedup to what you rely on",
+        )
+    slow = outcome.speedup is not None and outcome.speedup < 1
+    return (
+        f"{acf} is slower than the baseline: {measured}{asked}"
+        if slow
+        else f"{acf} wins less than min_speedup={minimum:g}: {measured}",
+        "search again for this kernel and this GPU, or lower min_speedup to what you rely on",
+    )
+
+
 def _no_effect(acf: Acf, sidecar: Sidecar | None) -> ProofError:
     change = _sidecar.altered(acf, sidecar) if sidecar else None
     return ProofError(
@@ -71,9 +125,14 @@ def _no_effect(acf: Acf, sidecar: Sidecar | None) -> ProofError:
 
 
 def judge_objective(
-    bench: ObjectiveBench, committed: Committed, params: WinParams, *, accept: bool
+    bench: ObjectiveBench,
+    committed: Committed,
+    params: WinParams,
+    *,
+    accept: bool,
+    stopwatch: Stopwatch | None = None,
 ) -> Verdict:
-    """Compare deterministic scores exactly; anything else is undecided without repetition."""
+    """Compare deterministic scores exactly, and others by repetition where there is a GPU."""
     acf = committed.acf
     name = bench.objective.name
     minimum = minimum_ratio(params, committed, "score_ratio")
@@ -95,6 +154,10 @@ def judge_objective(
         "min_speedup": minimum,
         "deterministic": base == base_again and tuned == tuned_again,
     }
+    if not numbers["deterministic"] and stopwatch is not None:
+        rule = decide.win(minimum)
+        test = repetition.judge(bench, acf, rule, {None: base, acf: tuned}, stopwatch)
+        return repetition.verdict(Check.WIN, bench, acf, test, numbers)
     if not numbers["deterministic"]:
         return Verdict(
             check=Check.WIN,
@@ -103,7 +166,8 @@ def judge_objective(
             reason=Reason.UNDECIDED,
             message=f"the scores change from call to call ({base} then {base_again} on the "
             f"baseline, {tuned} then {tuned_again} with {acf.name}), so one call proves nothing",
-            remedy="return a score that does not vary, such as spill bytes or a model's estimate",
+            remedy="run with --ciq-gpu, where the scores are repeated, or return one that does not "
+            "vary, such as spill bytes or a model's estimate",
             numbers=numbers,
         )
     ratios = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -90,6 +91,22 @@ class Monitor:
             step_mhz=facts.get("step_mhz"),
             notes=self.notes,
         )
+
+    def reasons(self, since: float) -> int:
+        """Clock event reasons, as NVML's mask, seen from ``since`` (time.monotonic()) on.
+
+        The last sample before ``since`` counts, too. Raises GpuError.
+        """
+        if self._link is None:
+            raise GpuError("this monitor is not running", remedy="use it as a context manager")
+        until = time.monotonic()
+        seen = self._link.ask("samples", since=since - 10 * self._interval_s, until=until)
+        samples = [Sample(*one) for one in seen["samples"]]
+        before = [one for one in samples if one.t <= since]
+        mask = 0
+        for one in (*before[-1:], *samples[len(before) :]):
+            mask |= one.reasons or 0
+        return mask
 
     @contextmanager
     def window(self) -> Iterator[Window]:

@@ -108,13 +108,32 @@ def replay(record: object) -> Replay:
     except RecordError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RecordError(
-            f"the record is incomplete or was altered: {type(error).__name__}: {error}",
-            remedy="take the file from the run that wrote it",
-        ) from error
+        raise _altered(error) from error
+
+
+def _altered(error: Exception) -> RecordError:
+    return RecordError(
+        f"the record is incomplete or was altered: {type(error).__name__}: {error}",
+        remedy="take the file from the run that wrote it",
+    )
+
+
+def comparison_of(record: Mapping[str, Any]) -> Comparison:
+    """The comparison that ``record_units`` recorded, with its units. Raises RecordError."""
+    try:
+        return _comparison(record)
+    except RecordError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise _altered(error) from error
 
 
 def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
+    end = End(record["outcome"]["end"])
+    return _comparison(record).judge.end(end).numbers()
+
+
+def _comparison(record: Mapping[str, Any]) -> Comparison:
     above, below = record["prior"]
     comparison = Comparison(
         name=record["name"],
@@ -129,7 +148,7 @@ def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
         if unit.plan != comparison.plan():
             raise RecordError(f"unit {index}: its coins do not follow from the seed")
         comparison.add(unit)
-    return comparison.judge.end(End(record["outcome"]["end"])).numbers()
+    return comparison
 
 
 def _replay_opaque(record: Mapping[str, Any]) -> dict[str, object]:

@@ -202,7 +202,7 @@ class ObjectiveBench:
         self.objective = objective
         self.objectives = objectives
         self.ptxas = ptxas  # the version of the session's ptxas, where there is one
-        self._timeout = timeout
+        self.timeout = timeout
         self._first: dict[str, Evaluation] = {}
 
     def evaluate(self, acf: Acf | None, arm: str) -> Evaluation:
@@ -214,5 +214,5 @@ class ObjectiveBench:
     def repeat(self, acf: Acf | None, arm: str) -> Evaluation:
         child.progress(arm, kernel=self.objective.name)
         return evaluate(
-            self.objective, acf, objectives=self.objectives, timeout=self._timeout, arm=arm
+            self.objective, acf, objectives=self.objectives, timeout=self.timeout, arm=arm
         )

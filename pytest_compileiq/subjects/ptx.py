@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_compileiq.errors import CiqError
+from pytest_compileiq.errors import CiqError, SettingsError
 from pytest_compileiq.files import read_plain
-from pytest_compileiq.subjects.kernel import Arm, Build, Kernel
+from pytest_compileiq.subjects.kernel import Arm, Build, Kernel, Launch
 from pytest_compileiq.toolchain import ptx as _ptx
 from pytest_compileiq.toolchain.assembler import Assembler, Job
+from pytest_compileiq.toolchain.ptxas import Assembled
+
+if TYPE_CHECKING:
+    from pytest_compileiq.subjects.launcher import Dimensions, Loaded, Placed
+
+
+class _Launches:
+    """One cubin's launches: on the user's own arrays, and on copies of them."""
+
+    def __init__(
+        self,
+        cubin: bytes,
+        entry: str,
+        grid: Dimensions,
+        block: Dimensions,
+        shared_bytes: int,
+        args: tuple[Any, ...],
+    ) -> None:
+        self._what = (cubin, entry, grid, block, shared_bytes)
+        self._args = args
+        self._own: Loaded | None = None
+
+    def launch(self) -> None:
+        if self._own is None:  # not before: without a GPU a kernel is only built
+            self._own = self._loaded()
+        self._own.launch(self._args)
+
+    def load(self, placed: Placed) -> Launch:
+        loaded = self._loaded()
+        args = loaded.prepare(placed.args)
+
+        def launch(_keep: Placed = placed) -> None:  # the copies live as long as the launch
+            loaded.launch_prepared(args)
+
+        return launch
+
+    def _loaded(self) -> Loaded:
+        from pytest_compileiq.subjects.launcher import Loaded
+
+        return Loaded(*self._what)
 
 
 class PtxKernel(Kernel):
@@ -18,6 +59,11 @@ class PtxKernel(Kernel):
 
     ``entry`` is needed when the PTX has several entry functions. Errors of the PTX are raised
     when it is first built, inside the test.
+
+    For a GPU: ``grid`` and ``block`` (one to three numbers), ``args`` in the order of the
+    PTX's parameters, ``shared_bytes`` of dynamic shared memory; ``check`` and ``outputs`` as for
+    :class:`Kernel`. Arguments are GPU arrays (torch, cupy, cuda-core's Buffer), ints and floats,
+    or numpy scalars where the exact C type matters. Without ``grid`` the kernel is only built.
     """
 
     takes_flags: ClassVar[bool] = True
@@ -29,13 +75,33 @@ class PtxKernel(Kernel):
         arch: str,
         entry: str | None = None,
         name: str | None = None,
+        grid: Dimensions | None = None,
+        block: Dimensions | None = None,
+        args: Sequence[Any] = (),
+        shared_bytes: int = 0,
+        check: Callable[[], object] | None = None,
+        outputs: Sequence[Any] = (),
     ) -> None:
+        if (grid is None) != (block is None):
+            raise SettingsError(
+                "PtxKernel: grid and block go together, and one of them is missing",
+                remedy="give both to run the kernel, or neither to build it only",
+            )
+        self._grid, self._block, self._shared_bytes = grid, block, shared_bytes
+        self._args = tuple(args)
         is_text = isinstance(source, str) and "\n" in source
         self._text = str(source) if is_text else None
         self._path = None if is_text else Path(source)
         self._arch = arch
         stem = entry or "ptx" if self._path is None else self._path.stem
-        super().__init__(self._assemble_one, name=name or stem, entry=entry)
+        super().__init__(
+            self._assemble_one,
+            name=name or stem,
+            entry=entry,
+            check=check,
+            outputs=outputs,
+            place=None if grid is None else self._copy,
+        )
 
     def arch(self) -> str:
         return self._arch
@@ -88,9 +154,23 @@ class PtxKernel(Kernel):
         text = self.text(folder)
         jobs = [Job(text, self._arch, arm.acf, arm.flags) for arm in arms]
         return [
-            answer if isinstance(answer, CiqError) else Build(answer.cubin, answer.log)
+            answer if isinstance(answer, CiqError) else self._built(answer)
             for answer in assembler.run_all(jobs)
         ]
+
+    def _built(self, answer: Assembled) -> Build:
+        if self._grid is None or self._block is None:
+            return Build(answer.cubin, answer.log)
+        assert self.entry is not None
+        launches = _Launches(
+            answer.cubin, self.entry, self._grid, self._block, self._shared_bytes, self._args
+        )
+        return Build(answer.cubin, answer.log, launches.launch, launches.load)
+
+    def _copy(self, random: Random) -> Any:
+        from pytest_compileiq.subjects import launcher
+
+        return launcher.place(self._args, random)
 
     def _assemble_one(self, acf: Path | None) -> Build:
         """``build`` for people who call it themselves, outside a test session."""

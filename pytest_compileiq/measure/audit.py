@@ -1,0 +1,179 @@
+"""Does the engine keep its word? A kernel against itself, again and again: who is "faster"?
+
+A verdict on identical code is false by construction, so false verdicts can be counted, and on a
+real device: placement, clocks, launch order and whatever nobody thought of are all in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, stdev
+
+from pytest_compileiq.measure.decide import End, Rule
+from pytest_compileiq.measure.timer import Pair, Timer
+from pytest_compileiq.measure.units import (
+    PILOT_LAUNCHES,
+    Budget,
+    Comparison,
+    Plan,
+    Timed,
+    TimeUnit,
+    Unit,
+    log_ratio,
+    run,
+)
+from pytest_compileiq.verdict import Status
+
+#: Units of a session at most. Enough to find 1 %, and 200 sessions stay within minutes.
+UNITS = 40
+
+
+def rule_of(alpha: float) -> Rule:
+    """ "Faster" and "slower" than the same, each with the chance ``alpha`` to be claimed."""
+    return Rule(ratio=1.0, alpha_pass=alpha, alpha_fail=alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What sessions of a kernel against itself came to.
+
+    ``unit_sd``: standard deviation of one unit's log-ratio. ``half_width``: of the interval at
+    a session's end, log units, the median: a smaller difference is not to be told here.
+    """
+
+    name: str
+    alpha: float
+    sessions: int
+    faster: int
+    slower: int
+    unit_sd: float
+    half_width: float
+
+    @property
+    def allowed(self) -> int:
+        """False verdicts a direction that chance may bring at this alpha, with 99 %."""
+        return most(self.sessions, self.alpha)
+
+    @property
+    def kept(self) -> bool:
+        return max(self.faster, self.slower) <= self.allowed
+
+
+def most(sessions: int, alpha: float) -> int:
+    """The 99 % quantile of a binomial of ``sessions`` trials with the chance ``alpha``."""
+    below = 0.0
+    for count in range(sessions + 1):
+        below += math.comb(sessions, count) * alpha**count * (1 - alpha) ** (sessions - count)
+        if below >= 0.99:
+            return count
+    return sessions
+
+
+def on_device(
+    name: str,
+    pair: Pair,
+    timer: Timer,
+    *,
+    seed: int,
+    alpha: float,
+    sessions: int,
+    units: int = UNITS,
+) -> Iterator[Comparison]:
+    """Sessions on the GPU, each with coins and a pilot of its own. Both builds must be equal."""
+    for number in range(sessions):
+        pilot = timer.add(name, pair)
+        yield one_session(
+            f"{name}/{number}",
+            lambda _, plan: timer(name, plan),
+            pilot.seconds,
+            seed=seed,
+            alpha=alpha,
+            units=units,
+            block_seconds=pilot.block_seconds,
+        )
+
+
+def on_trace(
+    name: str,
+    recorded: Sequence[Comparison],
+    *,
+    seed: int,
+    alpha: float,
+    sessions: int,
+    units: int = UNITS,
+) -> Iterator[Comparison]:
+    """Sessions on what earlier ones recorded, each with new coins.
+
+    Labels of identical kernels are exchangeable, so a new coin may swap the two of any unit:
+    its log-ratio changes the sign. A session is a stretch of units in the order of their time.
+    """
+    draw = random.Random(f"{seed}/trace")
+    usable = [one for one in recorded if one.units]
+    for number in range(sessions):
+        source = draw.choice(usable)
+        start = draw.randrange(len(source.units))
+        following = itertools.cycle([*source.units[start:], *source.units[:start]])
+
+        def time_unit(_: str, plan: Plan, following: Iterator[Unit] = following) -> Timed:
+            # The four times as they came; which label they bear is what the plan's coin says.
+            return replace(next(following).timed, gpu_seconds=0.0)
+
+        yield one_session(
+            f"{name}/{number}",
+            time_unit,
+            source.pilot,
+            seed=seed,
+            alpha=alpha,
+            units=units,
+            block_seconds=source.block_seconds,
+        )
+
+
+def one_session(
+    name: str,
+    time_unit: TimeUnit,
+    pilot: Sequence[float],
+    *,
+    seed: int,
+    alpha: float,
+    units: int,
+    block_seconds: float | None = None,
+    pause: Callable[[float], object] = lambda seconds: None,
+) -> Comparison:
+    one = Comparison(name, rule_of(alpha), pilot, seed, block_seconds=block_seconds)
+    budget = Budget(blocks=PILOT_LAUNCHES + 4 * units, gpu_seconds=math.inf)
+    run([one], time_unit, budget=budget, pause=pause)
+    return one
+
+
+def summary(name: str, alpha: float, comparisons: Sequence[Comparison]) -> Audit:
+    decided = [
+        one.outcome.status
+        for one in comparisons
+        if one.outcome is not None and one.outcome.end is End.DECIDED
+    ]
+    ratios = [
+        log_ratio(unit.plan.order, unit.timed.seconds)
+        for one in comparisons
+        for unit in one.units
+        if unit.rejected is None
+    ]
+    ratios = [one for one in ratios if not math.isnan(one)]
+    widths = []
+    for one in comparisons:
+        low, high = one.judge.test.interval(alpha)
+        if math.isfinite(low) and math.isfinite(high):
+            widths.append(0.5 * (high - low))
+    return Audit(
+        name=name,
+        alpha=alpha,
+        sessions=len(comparisons),
+        faster=decided.count(Status.PASS),
+        slower=decided.count(Status.FAIL),
+        unit_sd=stdev(ratios) if len(ratios) > 1 else math.nan,
+        half_width=median(widths) if widths else math.nan,
+    )

@@ -1,0 +1,119 @@
+"""What a timed block is: its form, the pilot that chose it, and what is asked of a GPU for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from pytest_compileiq.measure.scale import EVENT_QUANTUM
+from pytest_compileiq.subjects.kernel import Launch
+
+#: A gate that nobody opens gives up after this time.
+GATE_SECONDS = 1.0
+#: Clock probes behind one gate: two a block.
+MOST_PROBES = 8
+#: Below this kernel time (s) launches go into a CUDA graph, whose block lasts _GRAPH_BLOCK.
+_GRAPH_BELOW, _GRAPH_BLOCK = 20e-6, 200e-6
+#: Above it and below this, a block of several launches where the clock is too coarse for one.
+_COARSE_BELOW = 100e-6
+#: Launches of a block at most: with flush and events, a unit's fit into CUDA's queue.
+_MOST_LAUNCHES = 256
+MOST_COLD_LAUNCHES = 30
+
+
+class Driver(Protocol):
+    """What a timer asks of a GPU. All but the last five only enqueue on the current stream."""
+
+    def close_gate(self) -> None:
+        """Hold back on the GPU whatever is enqueued from now on."""
+
+    def flush(self) -> None:
+        """Write twice the size of the L2 cache, so that nothing of value is left in it."""
+
+    def record(self, event: Any) -> None: ...
+
+    def probe(self, slot: int) -> None:
+        """Note the SM's cycles and the time."""
+
+    def empty(self) -> None:
+        """Launch a kernel that does nothing."""
+
+    def open_gate(self) -> bool:
+        """Let everything run and wait for it. False if the gate had opened by itself."""
+
+    def event(self) -> Any: ...
+
+    def seconds(self, start: Any, end: Any) -> float: ...
+
+    def mhz(self, first: int, last: int) -> float:
+        """SM clock between two probes; 0 where it cannot be told."""
+
+    def capture(self, enqueue: Callable[[], None], nodes: int) -> Launch:
+        """Whatever ``enqueue`` enqueues, at least ``nodes`` operations, as one CUDA graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a block is timed: ``launches`` of it, in a CUDA graph or not, L2 cold or warm.
+
+    Cold: the cache is flushed before every single launch, and each has its own pair of events;
+    nothing is left to the hope that so many launches touch more than the cache holds (in
+    FlashInfer #4468 they did not, and read 36 % too fast). Warm: one untimed launch of the same
+    build, then all launches between one pair of events.
+    """
+
+    launches: int = 1
+    graph: bool = False
+    cold: bool = True
+
+    @property
+    def marks(self) -> int:
+        return self.launches if self.cold else 1
+
+    @property
+    def operations(self) -> int:
+        """Operations that a block enqueues at least, if each launch is one."""
+        return 4 * self.launches if self.cold else self.launches + 3
+
+
+def choose_form(kernel_seconds: float, jitter: float, *, cold: bool) -> Form:
+    """The form for a kernel of this time whose launches differ by ``jitter`` (log units)."""
+    graph = kernel_seconds < _GRAPH_BELOW
+    coarse = kernel_seconds < _COARSE_BELOW and EVENT_QUANTUM / kernel_seconds > jitter / 4
+    launches = 1
+    if graph or coarse:
+        wanted = _GRAPH_BLOCK if graph else _COARSE_BELOW
+        most = MOST_COLD_LAUNCHES if cold else _MOST_LAUNCHES
+        launches = min(most, math.ceil(wanted / kernel_seconds))
+    return Form(launches, graph, cold)
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """The end of the warm-up. ``seconds``: blocks of the baseline, a launch each. ``seats``:
+    whether units can have seats of their own. ``overhead_seconds``: what an empty kernel takes
+    in the same form, by which both sides' times are too long and their ratio too near to 1."""
+
+    seconds: tuple[float, ...]
+    form: Form
+    seats: bool
+    overhead_seconds: float
+    warm_up_seconds: float
+
+    @property
+    def block_seconds(self) -> float:
+        return median(self.seconds) * self.form.launches
+
+    def numbers(self) -> dict[str, object]:
+        return {
+            "launches_a_block": self.form.launches,
+            "cuda_graph": self.form.graph,
+            "l2": "cold" if self.form.cold else "warm",
+            "seats": self.seats,
+            "kernel_seconds": median(self.seconds),
+            "overhead_seconds": self.overhead_seconds,
+            "warm_up_seconds": self.warm_up_seconds,
+        }

@@ -1,0 +1,188 @@
+"""A GPU for the timer: a queue, a host that takes time to fill it, a cache, a clock, a gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from pytest_compileiq.subjects.kernel import Build, Kernel, Launch
+
+FLUSH_SECONDS = 40e-6
+
+
+@dataclass
+class Event:
+    at: float = math.nan
+
+
+@dataclass
+class SimulatedGpu:
+    """Implements ``blocks.Driver``. All times in seconds of one simulated clock.
+
+    ``host_seconds`` passes on the host with each call that enqueues; ``gate`` False is a GPU
+    whose gate holds nothing back
+    and starts a unit when the GPU is idle. ``drift`` slows kernels down by that share a second,
+    ``clock(t)`` is the SM clock in MHz. ``log`` holds what ran, in order, with its detail.
+    """
+
+    host_seconds: float = 5e-6
+    gate: bool = True
+    jitter: float = 0.0
+    drift: float = 0.0
+    warm_gain: float = 0.3
+    clock: Callable[[float], float] = lambda t: 1980.0
+    quantum: float = 0.0
+    host: float = 0.0
+    gpu: float = 0.0
+    gate_limit: float = 1.0
+    log: list[tuple[str, Any]] = field(default_factory=list)
+    captured: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._queue: list[tuple[float, Callable[[], None]]] = []
+        self._closed_at: float | None = None
+        self._capturing: list[Callable[[], None]] | None = None
+        self._hot: str | None = None
+        self._cycles: dict[int, tuple[float, float]] = {}
+        self._random = Random(7)
+        self.expired = False
+
+    def now(self) -> float:
+        return self.host
+
+    # What a timer calls
+
+    def close_gate(self) -> None:
+        self._put(lambda: self.log.append(("gate", None)))
+        if self.gate:
+            self._closed_at = self.host
+        else:
+            self._drain()
+
+    def open_gate(self) -> bool:
+        expired, self.expired = self.expired, False
+        if self._closed_at is not None:
+            opened = min(self.host, self._closed_at + self.gate_limit)
+            expired = expired or opened < self.host
+            self._closed_at = None
+            self.gpu = max(self.gpu, opened)
+        self._drain()
+        return not expired
+
+    def flush(self) -> None:
+        self._put(self._run_flush)
+
+    def record(self, event: Event) -> None:
+        def run() -> None:
+            at = self.gpu
+            event.at = round(at / self.quantum) * self.quantum if self.quantum else at
+            self.log.append(("event", id(event)))
+
+        self._put(run)
+
+    def probe(self, slot: int) -> None:
+        def run() -> None:
+            self._cycles[slot] = (self.gpu, self.clock(self.gpu))
+            self.log.append(("probe", slot))
+
+        self._put(run)
+
+    def empty(self) -> None:
+        self._put(lambda: self._pass(2e-6))
+
+    def event(self) -> Event:
+        return Event()
+
+    def seconds(self, start: Event, end: Event) -> float:
+        return end.at - start.at
+
+    def mhz(self, first: int, last: int) -> float:
+        return 0.5 * (self._cycles[first][1] + self._cycles[last][1])
+
+    def capture(self, enqueue: Callable[[], None], nodes: int) -> Launch:
+        self._capturing = found = []
+        before = len(self.log)
+        enqueue()
+        self._capturing = None
+        assert len(self.log) == before
+        assert len(found) >= nodes
+        self.captured.append((str(getattr(found[2], "kernel", "?")), len(found)))
+
+        def launch() -> None:
+            def run() -> None:
+                for one in found:
+                    one()
+
+            self._put(run)
+
+        return launch
+
+    # What a user's code calls
+
+    def kernel(self, name: str, seconds: float) -> Launch:
+        """A launch of a kernel that takes so long when the L2 cache is cold."""
+
+        def run() -> None:
+            cold = self._hot != name
+            self._hot = name
+            noise = math.exp(self._random.gauss(0, self.jitter)) if self.jitter else 1.0
+            gain = 1.0 if cold else 1 - self.warm_gain
+            slow = 1980.0 / self.clock(self.gpu)
+            self._pass(seconds * gain * noise * slow * (1 + self.drift * self.gpu))
+            self.log.append(("cold" if cold else "warm", name))
+
+        run.kernel = name  # type: ignore[attr-defined]
+        return lambda: self._put(run)
+
+    def wait(self) -> None:
+        """A launch that waits for the GPU: behind a closed gate, until the gate gives up."""
+        if self._closed_at is not None:
+            self.host = self._closed_at + self.gate_limit
+            self.expired = True
+            self.open_gate()
+            self.expired = True
+        self._drain()
+
+    # The machine
+
+    def _put(self, run: Callable[[], None]) -> None:
+        if self._capturing is not None:
+            self._capturing.append(run)
+            return
+        self.host += self.host_seconds
+        self._queue.append((self.host, run))
+        if self._closed_at is None:
+            self._drain(wait=False)
+
+    def _drain(self, *, wait: bool = True) -> None:
+        for at, run in self._queue:
+            self.gpu = max(self.gpu, at)
+            run()
+        self._queue.clear()
+        if wait:
+            self.host = max(self.host, self.gpu)
+
+    def _pass(self, seconds: float) -> None:
+        self.gpu += seconds
+
+    def _run_flush(self) -> None:
+        self._pass(FLUSH_SECONDS)
+        self._hot = None
+        self.log.append(("flush", None))
+
+
+def kernel(gpu: SimulatedGpu, base: float, candidate: float) -> tuple[Kernel, Build, Build]:
+    """A kernel with seats, and its two builds, which take so many seconds."""
+    made = Kernel(lambda acf: Build(), name="k", place=lambda random: random.random())
+
+    def build(name: str, seconds: float) -> Build:
+        def load(buffers: float) -> Launch:
+            gpu.log.append((f"load {name}", buffers))
+            return gpu.kernel(name, seconds)
+
+        return Build(b"", launch=gpu.kernel(name, seconds), load=load)
+
+    return made, build("A", base), build("B", candidate)

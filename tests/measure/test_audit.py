@@ -1,0 +1,171 @@
+"""``selfcheck`` and ``replay`` as commands, and the count of false verdicts behind them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_compileiq import selfcheck
+from pytest_compileiq.__main__ import main
+from pytest_compileiq.measure import audit
+from pytest_compileiq.measure.replay import record_units
+from pytest_compileiq.measure.timer import Pair, Timer
+from pytest_compileiq.measure.units import Plan, Side, Timed
+
+from .simulated import SimulatedGpu, kernel
+
+A, B = Side.BASE, Side.CANDIDATE
+
+
+def sessions(count: int, *, candidate: float = 300e-6, units: int = 20) -> list[Any]:
+    gpu = SimulatedGpu(jitter=0.01)
+    made, first, second = kernel(gpu, 300e-6, candidate)
+    timer = Timer(gpu, seed=3, now=gpu.now)
+    pair = Pair(made, {A: first, B: second})
+    return list(audit.on_device("k", pair, timer, seed=3, alpha=0.05, sessions=count, units=units))
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Any]:
+    return sessions(40)
+
+
+@pytest.fixture
+def file(recorded: list[Any], tmp_path: Path) -> Path:
+    path = tmp_path / "aa.json.gz"
+    found = {"k": audit.summary("k", 0.05, recorded)}
+    selfcheck.write(path, 3, "simulated", found, {"k": recorded})
+    return path
+
+
+def test_identical_kernels_stay_within_alpha(recorded: list[Any]) -> None:
+    found = audit.summary("k", 0.05, recorded)
+    assert found.kept
+    assert found.sessions == 40
+    assert found.faster + found.slower <= 2 * found.allowed
+    # A unit's log-ratio: half the sum of four launches of 1 % each, so 1 %.
+    assert found.unit_sd == pytest.approx(0.01, rel=0.15)
+    assert 0.002 < found.half_width < 0.02
+    assert all(16 + 4 * len(one.units) <= 16 + 80 for one in recorded)
+
+
+def test_a_bias_is_seen() -> None:
+    found = audit.summary("k", 0.05, sessions(20, candidate=290e-6))
+    assert not found.kept
+    assert found.faster > 15
+
+
+def test_what_chance_allows() -> None:
+    assert audit.most(200, 0.05) == 18
+    assert audit.most(200, 0.01) == 6
+    assert audit.most(1, 0.0) == 0
+
+
+def test_a_trace_gives_new_sessions_with_the_error_rate_kept(recorded: list[Any]) -> None:
+    again = list(audit.on_trace("k", recorded, seed=9, alpha=0.05, sessions=100, units=20))
+    assert audit.summary("k", 0.05, again).kept
+    assert {one.units[0].timed.seconds for one in again} <= {
+        unit.timed.seconds for one in recorded for unit in one.units
+    }
+
+
+def test_the_engine_on_a_device_with_slot_effects_is_caught_only_without_coins() -> None:
+    """A first block that is always slow cancels under coins; labels in a fixed order do not."""
+
+    def biased(_: str, plan: Plan) -> Timed:
+        return Timed((1.01e-3, 1e-3, 1e-3, 1e-3))
+
+    one = audit.one_session("k", biased, [1e-3] * 16, seed=1, alpha=0.05, units=40)
+    assert one.outcome is not None
+    assert len({round(unit.log_ratio, 4) for unit in one.units}) == 2  # both signs
+
+
+def test_selfcheck_on_a_trace(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "again.json"
+    command = ["selfcheck", "--trace", str(file), "--sessions", "30", "--units", "20"]
+    assert main([*command, "--seed", "4", "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "alpha 0.05 a direction, seed 4" in told
+    assert "resolves" in told
+    assert main(["replay", "--quiet", str(out), str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "1 of 1 records came out again" in told
+
+
+def test_selfcheck_says_when_the_word_is_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "aa.json"
+    found = sessions(5)
+    selfcheck.write(path, 3, "d", {"k": audit.summary("k", 0.05, found)}, {"k": found})
+    monkeypatch.setattr(audit, "on_trace", lambda *a, **o: iter(sessions(20, candidate=280e-6)))
+    assert main(["selfcheck", "--trace", str(path)]) == 1
+    assert "more false verdicts than alpha 0.05 allows: k" in capsys.readouterr().out
+
+
+def test_replay_sees_one_changed_sample(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(gzip.decompress(file.read_bytes()))
+    document["records"][0]["samples"][7]["units"][3]["seconds"][1] *= 1.01
+    file.write_bytes(json.dumps(document).encode())
+    assert main(["replay", str(file)]) == 1
+    told = capsys.readouterr().out
+    assert "sample 7: " in told
+    assert "0 of 1 records came out again" in told
+
+
+def test_replay_sees_a_status_that_the_samples_do_not_bear_out(
+    recorded: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.json"
+    sample = record_units(recorded[0])
+    record = {"nodeid": "t.py::t", "kernel": "k", "check": "win", "samples": [sample]}
+    for status, expected in ((recorded[0].outcome.status.value, 0), ("bogus", 1)):
+        path.write_text(json.dumps({"records": [{**record, "status": status}]}))
+        assert main(["replay", str(path)]) == expected
+    assert "the record says bogus" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file"),
+        (b'{"records": [', "truncated, or no JSON"),
+        (b"\x1f\x8b\x08\x00", "truncated, or no JSON"),
+        (b"[1, 2]", "holds no list of records"),
+        (b'{"records": 3}', "holds no list of records"),
+        (b"\xff\xfe", "truncated, or no JSON"),
+        (b'{"records": []}', "nothing was measured in it"),
+        (b'{"records": [{"status": "pass", "samples": []}]}', "nothing was measured in it"),
+    ],
+)
+def test_replay_of_what_is_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, told: str
+) -> None:
+    path = tmp_path / "r.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["replay", str(path)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_replay_of_a_truncated_gzip(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_bytes(file.read_bytes()[:-200])
+    assert main(["replay", str(file)]) == 2
+    assert "truncated" in capsys.readouterr().err
+
+
+def test_pairs_that_are_not_there(tmp_path: Path) -> None:
+    from pytest_compileiq.errors import SettingsError
+
+    with pytest.raises(SettingsError, match="there is no file"):
+        selfcheck.pairs_of("nowhere.py:pairs")
+    (tmp_path / "mine.py").write_text("def other(): return {'a': 1}")
+    with pytest.raises(SettingsError, match="has no function pairs"):
+        selfcheck.pairs_of(f"{tmp_path / 'mine.py'}:pairs")
+    assert selfcheck.pairs_of(f"{tmp_path / 'mine.py'}:other") == {"a": 1}
