@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ as CIQ
     from pytest_compileiq.fixture import CiqFailure as CiqFailure
     from pytest_compileiq.fixture import Comparison as Comparison
+    from pytest_compileiq.subjects.helion import HelionKernel as HelionKernel
     from pytest_compileiq.subjects.kernel import Build as Build
     from pytest_compileiq.subjects.kernel import Kernel as Kernel
+    from pytest_compileiq.subjects.nvcc import NvccKernel as NvccKernel
     from pytest_compileiq.subjects.objective import Objective as Objective
     from pytest_compileiq.subjects.ptx import PtxKernel as PtxKernel
     from pytest_compileiq.subjects.triton import TritonKernel as TritonKernel
@@ -26,7 +28,9 @@ _HOME = {
     "CiqError": "errors",
     "CiqFailure": "fixture",
     "Comparison": "fixture",
+    "HelionKernel": "subjects.helion",
     "Kernel": "subjects.kernel",
+    "NvccKernel": "subjects.nvcc",
     "Objective": "subjects.objective",
     "PtxKernel": "subjects.ptx",
     "TritonKernel": "subjects.triton",
@@ -39,7 +43,9 @@ __all__ = [
     "CiqError",
     "CiqFailure",
     "Comparison",
+    "HelionKernel",
     "Kernel",
+    "NvccKernel",
     "Objective",
     "PtxKernel",
     "TritonKernel",

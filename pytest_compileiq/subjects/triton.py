@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from pytest_compileiq.isolation import child
 from pytest_compileiq.subjects import placing, triton_call
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Kernel, Launch
 from pytest_compileiq.subjects.triton_call import Call, Compiled, Grid
+from pytest_compileiq.toolchain import caches
 from pytest_compileiq.toolchain import ptx as _ptx
 from pytest_compileiq.toolchain.assembler import Assembler
 
@@ -56,7 +58,7 @@ class TritonKernel(Kernel):
         self._ptx: str | None = None
         super().__init__(
             self._build_one,
-            name=name or getattr(fn, "__name__", None) or type(self).__name__,
+            name=name or _name_of(fn),
             check=check,
             outputs=outputs,
             place=self._moved,
@@ -113,8 +115,11 @@ class TritonKernel(Kernel):
         path = None if arm.acf is None else assembler.staging.path(arm.acf)
         call, words = self._call(path)
         on_gpu = self._on_gpu()
+        host = str(triton_call.host_folder(assembler))
+        with caches.applied({"TRITON_CACHE_DIR": host}):
+            arch = self.arch()  # starts Triton's driver, which has a C compiler make a part of it
         made = triton_call.compiled(
-            call, assembler, " ".join([*words, *arm.flags]), arch=self.arch(), on_gpu=on_gpu
+            call, assembler, " ".join([*words, *arm.flags]), arch=arch, on_gpu=on_gpu
         )
         if arm == BASELINE:
             self._ptx = made.ptx
@@ -203,11 +208,23 @@ class TritonKernel(Kernel):
         return placing.moved(call.values, random)
 
 
-def _on_the_gpu(made: Compiled, call: Call) -> tuple[Launch, Callable[[Any], Launch]]:
-    def load(values: Sequence[Any]) -> Launch:
-        return made.load(call, values)
+def _name_of(fn: Any) -> str:
+    """The name of the function under its decorators."""
+    while not hasattr(fn, "__name__") and hasattr(fn, "fn"):
+        fn = fn.fn
+    return str(getattr(fn, "__name__", type(fn).__name__))
 
-    return load(call.values), load
+
+def _on_the_gpu(made: Compiled, call: Call) -> tuple[Launch, Callable[[Any], Launch]]:
+    """``launch`` on the kernel's own arguments, loaded when first used, and ``load``."""
+    first: list[Launch] = []
+
+    def launch() -> None:
+        if not first:
+            first.append(made.load(call, call.values))
+        first[0]()
+
+    return launch, functools.partial(made.load, call)
 
 
 def _stand_in(value: Any, kernel: str) -> Any:

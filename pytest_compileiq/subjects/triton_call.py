@@ -13,6 +13,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_compileiq.errors import SettingsError, ToolchainError
@@ -56,10 +57,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What Triton made: its own object for the kernel, and what ``ptxas -v`` said."""
+    """What Triton made: its own object for the kernel, and what ``ptxas -v`` said.
+
+    ``host`` is the folder for what Triton has a C compiler make of the launch.
+    """
 
     kernel: Any
     log: str
+    host: Path
 
     @property
     def cubin(self) -> bytes:
@@ -82,7 +87,8 @@ class Compiled:
         shape = call.grid
         if callable(shape):
             shape = shape(dict(zip(call.jit.arg_names, values, strict=True)))
-        runner = again[(*shape, 1, 1)[:3]]
+        with caches.applied({"TRITON_CACHE_DIR": str(self.host)}):
+            runner = again[(*shape, 1, 1)[:3]]
         device = driver.active.get_current_device()
 
         def launch() -> None:
@@ -99,6 +105,7 @@ def compiled(
     Raises whatever Triton raises (``PTXASError`` with ptxas' words when it refused an ACF), and
     ToolchainError when another ptxas ran.
     """
+    _ = call.values  # a mistake in the call has to be named by us, not by Triton's own wrapper
     options = {**call.options, "ptx_options": ptx_options}
     target = _gpu() if on_gpu else _no_gpu(arch)
     with _unknown(call.jit), target, _tools(assembler) as said:
@@ -109,9 +116,9 @@ def compiled(
             if failed and not command.startswith(f"{assembler.ptxas().path} "):
                 raise _other_ptxas(command.split()[0], assembler) from error
             raise
-    made = Compiled(kernel, said.getvalue())
-    version = _cubin.read(made.cubin).tool_version or ""
-    if version and not version.endswith(f"V{assembler.ptxas()}"):
+    made = Compiled(kernel, said.getvalue(), host_folder(assembler))
+    version = _cubin.read(made.cubin).tool_version or "one too old to say which"
+    if not version.endswith(f"V{assembler.ptxas()}"):
         raise _other_ptxas(version, assembler)
     return made
 
@@ -155,6 +162,14 @@ def _tools(assembler: Assembler) -> Iterator[io.StringIO]:
         triton |= {"TRITON_DUMP_PTXAS_LOG": "1", "DISABLE_PTXAS_OPT": None}
         with caches.applied(triton), redirect_stdout(said):
             yield said
+
+
+def host_folder(assembler: Assembler) -> Path:
+    """Triton's C programs, which a C compiler makes in 0.5 s each and no ACF has a part in.
+
+    One folder for the whole session: it never holds a kernel.
+    """
+    return assembler.staging.folder / "triton-host"
 
 
 def gpu_arch() -> str:

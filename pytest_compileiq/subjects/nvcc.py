@@ -1,0 +1,123 @@
+"""A kernel written in CUDA C++: nvcc makes the PTX, the session's ptxas makes the cubin.
+
+The ACF is for ptxas, so nvcc is asked for PTX only, and its own ptxas, which may be too old to
+take an ACF (13.0 is), has no part. PTX of an older release is accepted by a newer ptxas.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_compileiq.errors import CiqError, ToolchainError
+from pytest_compileiq.subjects.ptx import PtxKernel
+from pytest_compileiq.toolchain import process
+from pytest_compileiq.toolchain.caches import applied
+from pytest_compileiq.verdict import Reason
+
+if TYPE_CHECKING:
+    from pytest_compileiq.subjects.launcher import Dimensions
+
+_TIMEOUT = 300.0
+#: Options that nvcc adds to every command line behind the user's back.
+_BEHIND = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
+
+
+class NvccKernel(PtxKernel):
+    """CUDA C++ from a file (relative to the test file) or as text, compiled for ``arch``.
+
+    ``flags`` are nvcc's (``-O3``, ``-I``, ``-D``, ``--use_fast_math``); ``nvcc`` is the program,
+    looked up on PATH. Flags in NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS are kept out, as they may
+    hold an ACF. ``entry`` is needed when the source has several kernels, mangled unless
+    ``extern "C"``. Everything else is as for :class:`PtxKernel`.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        arch: str,
+        flags: Sequence[str] = (),
+        nvcc: str = "nvcc",
+        entry: str | None = None,
+        name: str | None = None,
+        grid: Dimensions | None = None,
+        block: Dimensions | None = None,
+        args: Sequence[Any] = (),
+        shared_bytes: int = 0,
+        check: Callable[[], object] | None = None,
+        outputs: Sequence[Any] = (),
+    ) -> None:
+        is_text = isinstance(source, str) and "\n" in source
+        self._source = source
+        self._flags = tuple(flags)
+        self._nvcc = nvcc
+        self._made: dict[Path, str] = {}
+        super().__init__(
+            source,
+            arch=arch,
+            entry=entry,
+            name=name or (None if is_text else Path(source).stem) or entry or "nvcc",
+            grid=grid,
+            block=block,
+            args=args,
+            shared_bytes=shared_bytes,
+            check=check,
+            outputs=outputs,
+        )
+
+    def text(self, folder: Path) -> str:
+        """The PTX that nvcc makes, once a folder. Raises CiqError with nvcc's own words."""
+        if folder not in self._made:
+            self._made[folder] = self._compiled(folder)
+        text = self._made[folder]
+        self._settle_entry(text)
+        return text
+
+    def _compiled(self, folder: Path) -> str:
+        program = shutil.which(self._nvcc)
+        if program is None:
+            raise ToolchainError(
+                f"{self.name}: there is no {self._nvcc} on PATH",
+                remedy="install the CUDA toolkit, or give nvcc=PATH; or commit the PTX and use "
+                "PtxKernel",
+            )
+        with tempfile.TemporaryDirectory(prefix="ciq-nvcc-") as scratch:
+            source = self._written(folder, Path(scratch))
+            ptx = Path(scratch) / "kernel.ptx"
+            argv = [program, "-ptx", f"-arch={self._arch}", f"-I{folder}", *self._flags]
+            with applied(dict.fromkeys(_BEHIND)):
+                finished = process.run([*argv, source, "-o", ptx], timeout=_TIMEOUT)
+            if finished.returncode is None:
+                raise ToolchainError(
+                    f"{self.name}: nvcc hung and was killed after {_TIMEOUT:g} s",
+                    looked_at=[" ".join(finished.argv)],
+                    reason=Reason.HUNG,
+                )
+            if finished.returncode != 0 or not ptx.exists():
+                said = [line for line in finished.output.splitlines() if line.strip()]
+                raise CiqError(
+                    f"{self.name}: nvcc could not compile {source.name} for {self._arch}: "
+                    f"{' / '.join(said[:6])[:600] or 'it printed nothing'}",
+                    looked_at=[" ".join(finished.argv)],
+                    remedy="mend the source or flags=: no ACF has come to it yet",
+                    reason=Reason.CRASHED,
+                )
+            return ptx.read_text()
+
+    def _written(self, folder: Path, scratch: Path) -> Path:
+        """The path of the source: the user's file, or a copy of the text."""
+        if isinstance(self._source, str) and "\n" in self._source:
+            path = scratch / "kernel.cu"
+            path.write_text(self._source)
+            return path
+        path = folder / self._source
+        if not path.is_file():
+            raise CiqError(
+                f"the CUDA source {path} does not exist",
+                remedy="the path of a source is relative to the test file",
+            )
+        return path
