@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.gpu.session import Held
     from pytest_compileiq.marks import Params
+    from pytest_compileiq.report.ncu import Ncu
     from pytest_compileiq.settings import Settings
     from pytest_compileiq.toolchain.assembler import Assembler
     from pytest_compileiq.verdict import Check, Verdict
@@ -159,6 +160,7 @@ def ciq(request: pytest.FixtureRequest) -> CIQ:
         settings=request.config.stash[SETTINGS],
         assembler=_assembler(request.config),
         record=record,
+        ncu=_ncu(item),
     )
     item.stash[HELPER] = helper
     return helper
@@ -182,6 +184,16 @@ def ciq_gpu(request: pytest.FixtureRequest) -> Iterator[Held]:
 def ciq_ptxas(request: pytest.FixtureRequest) -> Path:
     """The path of the ptxas that the checks use: 13.3 or newer, see ``--ciq-ptxas``."""
     return _assembler(request.config).ptxas().path
+
+
+def _ncu(item: pytest.Item) -> Ncu | None:
+    settings = item.config.stash[SETTINGS]
+    if not settings.ncu:
+        return None
+    from pytest_compileiq.isolation.attempt import place_of
+    from pytest_compileiq.report.ncu import Ncu
+
+    return Ncu.of(item.config, place_of(item), settings)
 
 
 def _assembler(config: pytest.Config) -> Assembler:
