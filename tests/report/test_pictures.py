@@ -135,14 +135,14 @@ def reports(tmp_path: Path) -> Path:
 def test_history_by_kernel_and_date(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert history.main([str(reports)]) == 0
     out, err = capsys.readouterr()
-    assert [line[:49] for line in out.splitlines()] == [
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert lines[:4] == [
         "softmax",
-        "  2026-11-01 08:30  11111111  1.060x (1.053-1.068)",
-        "  2026-11-02 08:30  22222222  0.980x (0.972-0.990)",
-        "spills",
-        "  2026-11-01 08:30  11111111  1.500x",
-        "  2026-11-02 08:30  22222222  1.500x",
-    ] or out.count("softmax") == 1
+        "  date, UTC         commit    speed-up              verdict       GPU",
+        "  2026-11-01 08:30  11111111  1.060 [1.053, 1.068]  pass          H200 (GPU-1)",
+        "  2026-11-02 08:30  22222222  0.980 [0.975, 0.986]  fail: slower  H200 (GPU-1)",
+    ]
+    assert lines[4:6] == ["spills", "  date, UTC         commit    speed-up  verdict  GPU"]
     assert "fail: slower" in out
     assert "H200 (GPU-1)" in out
     assert err == ""
