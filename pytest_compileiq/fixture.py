@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import pytest
 
@@ -19,10 +19,13 @@ from pytest_compileiq.marks import Params, WinParams
 from pytest_compileiq.report.failure import explain
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
-from pytest_compileiq.subjects.objective import Objective
+from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
 from pytest_compileiq.toolchain import ptxas as _ptxas
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.verdict import Check, Status, Verdict
+
+if TYPE_CHECKING:
+    from pytest_compileiq.report.ncu import Ncu
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class CIQ:
         assembler: Assembler,
         record: Callable[[Verdict], None],
         stopwatch: Stopwatch | None = None,
+        ncu: Ncu | None = None,
     ) -> None:
         self._judging = Judge(
             folder=folder,
@@ -97,6 +101,7 @@ class CIQ:
         self._accept = settings.accept
         self._marks = marks
         self._record = record
+        self._ncu = ncu
         #: Marks of this test that were really judged.
         self.answered: set[str] = set()
 
@@ -240,6 +245,10 @@ class CIQ:
     def _judge(self, subject: Any, asked: dict[str, Params]) -> list[Verdict]:
         __tracebackhide__ = True
         bench = self._judging.bench(subject, asked.get("ciq_objective"))
+        win = asked.get("ciq_beats_baseline")
+        acf = win.acf if isinstance(win, _marks.WinParams) else None
+        if self._ncu is not None and self._ncu.under_it:
+            return self._show(bench, acf, [_marks.MARKS[name][0] for name in asked])
         verdicts: list[Verdict] = []
         for name, params in asked.items():
             check = _marks.MARKS[name][0]
@@ -249,6 +258,8 @@ class CIQ:
                 verdict = not_judged(check, bench, f"the canary failed: {broken.reason}")
             else:
                 verdict = self._judging.answer(check, bench, params, asked)
+            if self._ncu is not None:
+                verdict = self._ncu.beside(verdict, bench, Path(acf or "").name)
             verdicts.append(verdict)
             self._record(verdict)
             if self._marks.get(name) == params:  # a verb with other limits answers no mark
@@ -264,6 +275,16 @@ class CIQ:
                 raise CiqFailure(f"nothing could be judged: {text}", verdicts)
             pytest.skip(f"nothing could be judged: {text}")
         return verdicts
+
+    def _show(
+        self, bench: Workbench | ObjectiveBench, acf: str | Path | None, checks: list[Check]
+    ) -> list[Verdict]:
+        """Under Nsight Compute: launch both arms of the one kernel, and judge nothing."""
+        assert self._ncu is not None
+        if isinstance(bench, Workbench) and acf is not None and self._ncu.wants(bench):
+            self._ncu.launch_arms(bench, self._judging.committed(acf).acf)
+            pytest.exit("both arms are profiled", returncode=0)
+        return [not_judged(check, bench, "under Nsight Compute") for check in checks]
 
 
 def _raise(negative: list[Verdict], verdicts: list[Verdict], *, strict: bool) -> NoReturn:

@@ -82,3 +82,14 @@ def pytest_ciq_record(config: pytest.Config, record: dict[str, Any]) -> Mapping[
     Called at the end of the run, in the process that the user started, with or without
     ``--ciq-json``; of reruns the last attempt counts.
     """
+
+
+@pytest.hookspec
+def pytest_ciq_progress(
+    config: pytest.Config, nodeid: str, kernel: str, check: str, arm: str, seconds: float
+) -> None:
+    """Hear about once a second what an isolated test is at, ``seconds`` after its start.
+
+    ``kernel``, ``check`` and ``arm`` (``baseline``, ``best.acf``) are empty where none runs.
+    Called in the process that holds the test's child: with xdist, in the worker.
+    """

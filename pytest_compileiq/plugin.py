@@ -6,6 +6,7 @@ A run without ciq tests must cost nothing, so this module imports pytest and set
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.gpu.session import Held
     from pytest_compileiq.marks import Params
+    from pytest_compileiq.report.ncu import Ncu
     from pytest_compileiq.settings import Settings
     from pytest_compileiq.toolchain.assembler import Assembler
     from pytest_compileiq.toolchain.caches import Environment
@@ -95,6 +97,11 @@ def _report(config: pytest.Config, chosen: Settings) -> None:
             )
     reporter = Reporter(config, json_path=chosen.json, plots=chosen.plots)
     config.pluginmanager.register(reporter, "compileiq-reporter")
+    isolates = chosen.gpu is not None or chosen.isolate == "require"
+    if isolates and config.get_verbosity() >= 0 and sys.__stdout__ and sys.__stdout__.isatty():
+        from pytest_compileiq.report.live import LiveLine
+
+        config.pluginmanager.register(LiveLine(config, sys.__stdout__), "compileiq-live")
 
 
 def _isolate(config: pytest.Config, chosen: Settings) -> None:
@@ -176,6 +183,7 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
         assembler=_assembler(request.config),
         record=record,
         stopwatch=stopwatch,
+        ncu=_ncu(item),
     )
     item.stash[HELPER] = helper
     yield helper
@@ -226,6 +234,16 @@ def ciq_fresh_caches(ciq_cache_env: Environment) -> Iterator[Environment]:
 
     with caches.in_use(ciq_cache_env):
         yield ciq_cache_env
+
+
+def _ncu(item: pytest.Item) -> Ncu | None:
+    settings = item.config.stash[SETTINGS]
+    if not settings.ncu:
+        return None
+    from pytest_compileiq.isolation.attempt import place_of
+    from pytest_compileiq.report.ncu import Ncu
+
+    return Ncu.of(item.config, place_of(item), settings)
 
 
 def _assembler(config: pytest.Config) -> Assembler:

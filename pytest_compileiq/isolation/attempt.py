@@ -14,7 +14,7 @@ from pytest_compileiq.errors import CiqError
 from pytest_compileiq.isolation import crash as _crash
 from pytest_compileiq.isolation import messages
 from pytest_compileiq.isolation.crash import Crash, CrashProperties
-from pytest_compileiq.isolation.link import Ended, Link, LostError, NotStartedError
+from pytest_compileiq.isolation.link import Ended, Link, LostError, NotStartedError, OnSecond
 from pytest_compileiq.isolation.messages import Kind, Progress
 from pytest_compileiq.verdict import Reason
 
@@ -92,7 +92,7 @@ class Attempter:
         attempt = Attempt(listener.reports)
         seconds, crash = 0.0, None
         try:
-            ended = self._link.run(request, timeout, listener)
+            ended = self._link.run(request, timeout, listener, self._teller(item, listener))
             seconds = ended.seconds
             if not listener.complete:
                 crash = listener.crash(ended, timeout)
@@ -112,6 +112,25 @@ class Attempter:
         if crash is not None:
             attempt.reports.append(self.report(item, crash, listener.next_phase, seconds))
         return attempt
+
+    def _teller(self, item: pytest.Item, listener: _Listener) -> OnSecond | None:
+        """Tells those who listen what the test is at; None where nobody does."""
+        hook = self._config.hook.pytest_ciq_progress
+        if not hook.get_hookimpls():
+            return None
+
+        def tell(seconds: float) -> None:
+            now = listener.progress
+            hook(
+                config=self._config,
+                nodeid=item.nodeid,
+                kernel=now.kernel,
+                check=now.check,
+                arm=now.arm,
+                seconds=seconds,
+            )
+
+        return tell
 
     def report(
         self, item: pytest.Item, crash: Crash, when: str, seconds: float = 0.0

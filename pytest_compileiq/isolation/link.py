@@ -26,6 +26,8 @@ KILL_GRACE = 30.0
 CLOSE_LIMIT = 10.0
 
 OnMessage = Callable[[tuple[Any, ...]], None]
+#: Called about once a second while a child runs, with the seconds since its start.
+OnSecond = Callable[[float], None]
 
 
 class LostError(Exception):
@@ -87,7 +89,13 @@ class Link:
         except (EOFError, OSError, BadMessageError):
             raise LostError(self.close()) from None
 
-    def run(self, request: tuple[Any, ...], timeout: float, on_message: OnMessage) -> Ended:
+    def run(
+        self,
+        request: tuple[Any, ...],
+        timeout: float,
+        on_message: OnMessage,
+        on_second: OnSecond | None = None,
+    ) -> Ended:
         """Run one child for at most ``timeout`` seconds; its messages go to ``on_message``.
 
         Raises LostError, NotStartedError, and what a signal's handler raises meanwhile: the
@@ -96,7 +104,7 @@ class Link:
         self._number += 1
         child = _Child(timeout)
         try:
-            return self._run(child, request, on_message)
+            return self._run(child, request, on_message, on_second)
         except (NotStartedError, LostError):
             raise
         except (EOFError, OSError, BadMessageError):  # a dead zygote shows as any of them
@@ -110,7 +118,13 @@ class Link:
         finally:
             child.close()
 
-    def _run(self, child: _Child, request: tuple[Any, ...], on_message: OnMessage) -> Ended:
+    def _run(
+        self,
+        child: _Child,
+        request: tuple[Any, ...],
+        on_message: OnMessage,
+        on_second: OnSecond | None,
+    ) -> Ended:
         with child.theirs as theirs:
             fds = (theirs.fileno(), child.stacks)
             messages.send(self._control, Kind.RUN, self._number, *request, fds=fds)
@@ -118,8 +132,13 @@ class Link:
         poller.register(child.channel, select.POLLIN)
         poller.register(self._control, select.POLLIN)
         code = None
+        second = child.start + 1
         while code is None:
-            ready = poller.poll(max(0.0, child.deadline - time.monotonic()) * 1000)
+            wake = child.deadline if on_second is None else min(child.deadline, second)
+            ready = poller.poll(max(0.0, wake - time.monotonic()) * 1000)
+            if on_second is not None and (now := time.monotonic()) >= second:
+                on_second(now - child.start)
+                second = now + 1
             for fd, events in ready:
                 if fd == self._control.fileno():
                     code = self._news(child)

@@ -4,7 +4,7 @@ Records of timed checks are read by these keys of ``numbers``; each may be missi
 
 - ``speedup``: t_baseline / t_candidate; ``speedup_interval``: [low, high] or None, ratios;
 - ``min_speedup``: the ratio that was asked for;
-- ``launches``: timed launches; ``gpu_seconds``: what they cost, everything included;
+- ``launches``: timed launches; ``gpu_seconds`` or ``seconds``: what they cost;
 - ``score_ratio``: an objective's exact win, where the scores did not vary;
 - ``short_cv``, ``classic_cv``, ``limit`` (ratios) or ``limit_percent``: the spread and its limit;
 - ``ncu``: see ``report/ncu.py``.
@@ -38,12 +38,12 @@ class Figures:
 
     @property
     def measured(self) -> str:
-        """``1.043x (1.031-1.055)``, ``CV 1.3 %`` or nothing; plain ASCII, as terminals differ."""
+        """``1.043 [1.031, 1.055]``, ``CV 1.3 %`` or nothing; plain ASCII, as terminals differ."""
         if self.speedup is not None:
             low, high = self.interval
             if low is None and high is None:
-                return _times(self.speedup)
-            return f"{_times(self.speedup)} ({_bound(low)}-{_bound(high)})"
+                return _ratio(self.speedup)
+            return f"{_ratio(self.speedup)} [{_bound(low)}, {_bound(high)}]"
         return "" if self.cv_percent is None else f"CV {self.cv_percent:.2g} %"
 
 
@@ -71,7 +71,7 @@ def figures(record: Record) -> Figures:
         interval=(_number(interval[0]), _number(interval[1])),
         wanted=number("min_speedup"),
         launches=_whole(number("launches")) or launches,
-        gpu_seconds=_first(number("gpu_seconds"), seconds),
+        gpu_seconds=_first(number("gpu_seconds"), number("seconds"), seconds),
         cv_percent=None if cv is None else 100 * cv,
         cv_limit_percent=number("limit_percent") if limit is None else 100 * limit,
     )
@@ -123,13 +123,13 @@ def _test_name(nodeid: str) -> str:
     return place.rpartition("::")[2] + bracket + parameters
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.3f}x" if ratio < 100 else f"{ratio:.4g}x"
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio < 100 else f"{ratio:.4g}"
 
 
 def _bound(ratio: float | None) -> str:
     """One end of an interval; nothing is known beyond an end that is not there."""
-    return "?" if ratio is None else f"{ratio:.3f}" if ratio < 100 else f"{ratio:.4g}"
+    return "?" if ratio is None else _ratio(ratio)
 
 
 def _number(value: object) -> float | None:

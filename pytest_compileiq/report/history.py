@@ -133,18 +133,24 @@ def _entries(report: dict[str, Any], path: Path) -> Iterator[Entry]:
 
 def table(entries: Sequence[Entry]) -> str:
     """Kernel by kernel, a line a run, the oldest first."""
+    headers = ("date, UTC", "commit", "speed-up", "verdict", "GPU")
     lines = []
     for kernel, own in _by_kernel(entries).items():
-        lines.append(kernel)
-        for entry in own:
-            cells = (
-                entry.date.strftime("%Y-%m-%d %H:%M"),
-                f"{entry.commit:<8}",
-                f"{entry.figures.measured:<22}",
-                f"{entry.verdict:<20}",
+        cells = [
+            (
+                entry.date.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
+                entry.commit,
+                entry.figures.measured,
+                entry.verdict,
                 entry.gpu,
             )
-            lines.append(("  " + "  ".join(cells)).rstrip())
+            for entry in own
+        ]
+        widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+        lines.append(kernel)
+        for row in (headers, *cells):
+            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            lines.append(f"  {'  '.join(padded)}".rstrip())
     return "\n".join(lines) + "\n"
 
 

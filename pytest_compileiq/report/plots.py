@@ -1,4 +1,4 @@
-"""``--ciq-plots``: a picture of each kernel's measurements, and one of all kernels.
+"""Drawings: one of each kernel's measurements, one of all kernels' speed-ups.
 
 matplotlib's object interface only: pyplot would keep figures alive and ask for a display. The
 colours are Okabe and Ito's, told apart by the colour-blind, and each has a marker of its own.
@@ -6,13 +6,9 @@ colours are Okabe and Ito's, told apart by the colour-blind, and each has a mark
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -32,7 +28,7 @@ STATUS = {
     "not-judged": (_GREY, "D"),
 }
 #: 8 inches of 100 dots: a picture is readable where it is shown 800 pixels wide.
-_WIDE, _DPI = 8.0, 100
+_WIDE, DPI = 8.0, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,64 +71,6 @@ def track(sample: Mapping[str, Any]) -> Track:
         found.above.append(comparison.judge.test.log_above / math.log(10))
         found.below.append(comparison.judge.test.log_below / math.log(10))
     return found
-
-
-class Album:
-    """The pictures of one run in one folder, made when it does not exist."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.drawn: dict[str, tuple[str, str]] = {}  # file name -> node id and kernel
-
-    @property
-    def told(self) -> str:
-        return f"{len(self.drawn)} kernels and overview.png in {self.folder}"
-
-    def draw(self, records: Sequence[Record]) -> list[Path]:
-        """A picture for each kernel of a test that was timed. Raises OSError."""
-        paths = []
-        for kernel in dict.fromkeys(str(record["kernel"]) for record in records):
-            own = [record for record in records if record["kernel"] == kernel and record["samples"]]
-            if own:
-                path = self.folder / self._name(kernel, own[0]["nodeid"])
-                self.folder.mkdir(parents=True, exist_ok=True)
-                picture(kernel, own).savefig(path, dpi=_DPI)
-                paths.append(path)
-        return paths
-
-    def _name(self, kernel: str, nodeid: str) -> str:
-        """A file name from the kernel's, with a hash where several would have the same."""
-        plain = re.sub(r"[^\w.=+-]+", "_", kernel).strip("._") or "kernel"
-        name = f"{plain[:80]}.png"
-        if len(plain) > 80 or self.drawn.get(name, (nodeid, kernel)) != (nodeid, kernel):
-            mark = hashlib.sha256(f"{nodeid}\n{kernel}".encode()).hexdigest()[:8]
-            name = f"{plain[:80]}-{mark}.png"
-        self.drawn[name] = (nodeid, kernel)
-        return name
-
-    def attach(self, report: Any, pictures: Sequence[Path]) -> None:
-        """Hand pictures to pytest-html, in the form of its ``extras.png``."""
-        extras = [
-            {
-                "name": path.stem,
-                "format_type": "image",
-                "content": base64.b64encode(path.read_bytes()).decode("ascii"),
-                "mime_type": "image/png",
-                "extension": "png",
-            }
-            for path in pictures
-        ]
-        report.extras = [*getattr(report, "extras", []), *extras]
-
-    def overview(self, records: Sequence[Record]) -> Path | None:
-        """The speed-ups of all kernels. None where no record has one."""
-        figure = overview(records)
-        if figure is None:
-            return None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "overview.png"
-        figure.savefig(path, dpi=_DPI)
-        return path
 
 
 def picture(kernel: str, records: Sequence[Record]) -> Figure:

@@ -13,9 +13,9 @@ from pytest_compileiq import records
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_compileiq.report.album import Album
     from pytest_compileiq.report.collector import Collector
     from pytest_compileiq.report.gpus import GpuUses
-    from pytest_compileiq.report.plots import Album
 
 
 class Reporter:
@@ -76,7 +76,7 @@ class Reporter:
 
     def _draw(self, report: pytest.TestReport, found: list[dict[str, Any]]) -> None:
         """The test's pictures, while pytest-html still takes them for its own report."""
-        from pytest_compileiq.report.plots import Album
+        from pytest_compileiq.report.album import Album
 
         assert self._plots is not None
         if self._album is None:
@@ -169,6 +169,7 @@ class Reporter:
 
             verbosity = terminalreporter.config.get_verbosity()
             write_table(terminalreporter, self._records(), verbosity=verbosity)
+            self._write_ncu(terminalreporter)
         if self._gpus is not None:
             if self._collector is None:
                 terminalreporter.section("compileiq")
@@ -182,6 +183,17 @@ class Reporter:
             terminalreporter.write_line(f"--ciq-plots: {self._album.told}")
         for complaint in self._complaints:
             terminalreporter.write_line(f"pytest-compileiq: {complaint}", yellow=True)
+
+    def _write_ncu(self, terminal: Any) -> None:
+        found = self._records()
+        if not any("ncu" in record["numbers"] for record in found):
+            return
+        from pytest_compileiq.report import ncu
+        from pytest_compileiq.report.figures import labels
+
+        told = [ncu.lines(*pair) for pair in zip(found, labels(found), strict=True)]
+        for line in dict.fromkeys(line for lines in told for line in lines):
+            terminal.write_line(line)
 
     def _records(self) -> list[dict[str, Any]]:
         return [] if self._collector is None else self._collector.records

@@ -76,15 +76,20 @@ def win(
     )
     outcome = one.outcome
     assert outcome is not None
-    told = {
-        Status.PASS: ("best.acf still beats the baseline", ""),
+    low, high = outcome.interval
+    figures = (
+        f"{outcome.speedup:.4g}x [{low:.4g}, {high:.4g}] in {16 + 4 * len(one.units)} launches"
+    )
+    asked = f"min_speedup={min_speedup:g}"
+    message, remedy = {
+        Status.PASS: (f"best.acf: {figures}, {asked}", ""),
         Status.FAIL: (
-            f"best.acf does not win by more than {min_speedup:g}x any more",
-            "restore the ACF that won, or search again and commit the winner",
+            f"best.acf wins less than {asked}: {figures}",
+            "search again for this kernel and this GPU, or lower min_speedup to what you rely on",
         ),
         Status.UNDECIDED: (
-            f"the budget is spent and the evidence for {min_speedup:g}x does not suffice yet",
-            "raise --ciq-budget, or lower min_speedup to what you rely on",
+            f"best.acf: the budget is spent: {figures}, {asked}",
+            "raise --ciq-budget, or lock the clocks",
         ),
     }[outcome.status]
     return Verdict(
@@ -92,8 +97,8 @@ def win(
         kernel=kernel,
         status=outcome.status,
         reason=outcome.reason,
-        message=told[0],
-        remedy=told[1],
+        message=message,
+        remedy=remedy,
         numbers={**outcome.numbers(), "min_speedup": min_speedup, "seed": seed},
         samples=[replay.record_units(one)],
     )
@@ -126,7 +131,7 @@ def cv(kernel: str, *, noise: float = 0.01, limit: float = 0.05, seed: int = 1) 
         kernel=kernel,
         status=outcome.status,
         reason=outcome.reason,
-        message=f"the timings scatter by {100 * (outcome.short_cv or 0):.2g} %",
+        message=f"CV {outcome.short_cv:.2%} between neighbours, limit {limit:.0%}",
         remedy="" if outcome.status is Status.PASS else "lock the clocks, or raise the limit",
         numbers=outcome.numbers(),
         samples=[replay.record_spread(test)],
