@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ as CIQ
     from pytest_compileiq.fixture import CiqFailure as CiqFailure
     from pytest_compileiq.fixture import Comparison as Comparison
+    from pytest_compileiq.search.engine import open_search as open_search
+    from pytest_compileiq.search.worker import ForkWorker as ForkWorker
     from pytest_compileiq.subjects.kernel import Build as Build
     from pytest_compileiq.subjects.kernel import Kernel as Kernel
     from pytest_compileiq.subjects.objective import Objective as Objective
@@ -25,10 +27,12 @@ _HOME = {
     "CiqError": "errors",
     "CiqFailure": "fixture",
     "Comparison": "fixture",
+    "ForkWorker": "search.worker",
     "Kernel": "subjects.kernel",
     "Objective": "subjects.objective",
     "PtxKernel": "subjects.ptx",
     "Verdict": "verdict",
+    "open_search": "search.engine",
 }
 
 __all__ = [
@@ -37,10 +41,12 @@ __all__ = [
     "CiqError",
     "CiqFailure",
     "Comparison",
+    "ForkWorker",
     "Kernel",
     "Objective",
     "PtxKernel",
     "Verdict",
+    "open_search",
 ]
 
 

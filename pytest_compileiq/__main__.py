@@ -9,6 +9,7 @@ from collections.abc import Sequence
 #: Command -> (module with ``main(arguments) -> exit status``, one line of help).
 COMMANDS = {
     "doctor": ("pytest_compileiq.doctor", "look at what the tests need, and name each cure"),
+    "diagnose": ("pytest_compileiq.diagnose", "name what is wrong with a search's results.csv"),
     "reset-clocks": ("pytest_compileiq.gpu.recovery", "undo clock locks that killed runs left"),
 }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.gpu.session import Held
     from pytest_compileiq.marks import Params
+    from pytest_compileiq.search.door import CiqSearch
     from pytest_compileiq.settings import Settings
     from pytest_compileiq.toolchain.assembler import Assembler
     from pytest_compileiq.verdict import Check, Verdict
@@ -29,6 +30,8 @@ ASSEMBLER: pytest.StashKey[Assembler] = pytest.StashKey()
 MARKS: pytest.StashKey[dict[str, Params]] = pytest.StashKey()
 VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
 HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
+#: What a test's searches leave for the report: names of ``records`` and values.
+SEARCHED: pytest.StashKey[list[tuple[str, object]]] = pytest.StashKey()
 #: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.
 NO_GPU: pytest.StashKey[str] = pytest.StashKey()
 
@@ -171,6 +174,20 @@ def ciq_ptxas(request: pytest.FixtureRequest) -> Path:
     return _assembler(request.config).ptxas().path
 
 
+@pytest.fixture
+def ciq_search(request: pytest.FixtureRequest) -> Iterator[CiqSearch]:
+    """Searches with CompileIQ that cannot hang, crash pytest, or leave anything running.
+
+    ``ciq_search(objective, space, generations=3)`` is a ``compileiq.ciq.Search``; ``start()``
+    runs it. ``ciq_search.diagnose(result)`` names what is wrong with its result.
+    """
+    from pytest_compileiq import searching
+
+    settings = request.config.stash[SETTINGS]
+    with searching.searches(request, settings, request.node.stash[SEARCHED]) as made:
+        yield made
+
+
 def _assembler(config: pytest.Config) -> Assembler:
     from pytest_compileiq.toolchain.assembler import Assembler
 
@@ -189,6 +206,7 @@ def _assembler(config: pytest.Config) -> Assembler:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
     item.stash[VERDICTS] = []
+    item.stash[SEARCHED] = []
     if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
         return
     from pytest_compileiq import marks
@@ -215,13 +233,15 @@ def pytest_runtest_makereport(
             report.longrepr = complaint
     # Rebuilt at each report: subtests report the call several times, and a fixture that fails
     # in setup may have had its verdicts already.
-    own = (records.VERDICT, records.KEPT)
+    own = (records.VERDICT, records.KEPT, records.NOTE)
     item.user_properties[:] = [entry for entry in item.user_properties if entry[0] not in own]
     for verdict in item.stash.get(VERDICTS, ()):
         item.user_properties.append((records.VERDICT, json.dumps(verdict.to_record(item.nodeid))))
     assembler = item.config.stash.get(ASSEMBLER, None)
     if assembler is not None and assembler.kept is not None:
         item.user_properties.append((records.KEPT, str(assembler.kept)))
+    if left := item.stash.get(SEARCHED, None):
+        item.user_properties.extend(left)
     report.user_properties = list(item.user_properties)
     return report
 

@@ -21,6 +21,8 @@ RANK = {
     "files": 1,
     "records": 1,
     "settings": 2,
+    "results": 2,
+    "diagnose": 3,
     "hookspecs": 2,
     "marks": 2,
     "isolation": 3,
@@ -30,13 +32,15 @@ RANK = {
     "measure": 7,
     "checks": 8,
     "report": 9,
+    "search": 9,
     "judge": 10,
     "fixture": 11,
     "device": 11,
     "doctor": 11,
-    "plugin": 12,
-    "__init__": 13,
-    "__main__": 13,
+    "searching": 12,
+    "plugin": 13,
+    "__init__": 14,
+    "__main__": 14,
 }
 
 

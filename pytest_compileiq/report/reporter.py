@@ -27,6 +27,7 @@ class Reporter:
         self._gpus: GpuUses | None = None
         self._complaints: list[str] = []
         self._kept: set[str] = set()
+        self._notes: dict[str, None] = {}  # a set in order
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "setup" and self._collector is not None:
@@ -35,6 +36,12 @@ class Reporter:
         if records.KEPT in names:
             self._kept |= {
                 str(value) for name, value in report.user_properties if name == records.KEPT
+            }
+        if records.NOTE in names:
+            self._notes |= {
+                f"{report.nodeid}: {value}": None
+                for name, value in report.user_properties
+                if name == records.NOTE
             }
         if records.GPU in names:
             if self._gpus is None:
@@ -75,8 +82,12 @@ class Reporter:
                 terminalreporter.write_line(line)
             for line in self._gpus.warnings():
                 terminalreporter.write_line(f"  {line}", yellow=True)
+        if self._notes and self._collector is None and self._gpus is None:
+            terminalreporter.section("compileiq")
+        for note in self._notes:
+            terminalreporter.write_line(f"  {note}", yellow=True)
         for folder in sorted(self._kept):
-            terminalreporter.write_line(f"--ciq-keep: ACFs and builds are in {folder}")
+            terminalreporter.write_line(f"--ciq-keep: ACFs, builds and results are in {folder}")
         for complaint in self._complaints:
             terminalreporter.write_line(f"pytest-compileiq: {complaint}", yellow=True)
 
