@@ -26,6 +26,8 @@ LEAST_GENERATIONS = 6
 LEAST_ROWS = 6
 #: Part of the generations at the end that brought nothing, from which a search counts as stalled.
 STALLED_PART = 0.75
+#: The same for generations that tried nothing new.
+EXHAUSTED_PART = 0.5
 #: Fisher's exact test and the least rise of the invalid share, first third against last third.
 RISING_P, RISING_SHARE = 0.01, 0.15
 
@@ -265,20 +267,31 @@ class _Patient(Table):
         )
 
     def _exhausted(self) -> Finding | None:
-        distinct, rows = len(set(self.params)), len(self.params)
-        done, asked = self.generations, self.asked
-        early = asked is not None and self.generation is not None and done < asked
-        repeats = rows >= 2 * LEAST_ROWS and distinct <= rows / 2
-        if not (early or repeats):
+        """Fewer generations than were asked for, or new candidates in the first ones only.
+
+        CompileIQ 1.1 stops when there is no untried candidate; 1.0 tries the old ones again.
+        """
+        if self.generation is None:
             return None
-        seen = f"{done} of {asked} generations ran" if early else f"{rows} rows"
+        ran, asked, distinct = self.generations, self.asked, len(set(self.params))
+        numbers = {"distinct": distinct, "generations": ran, "asked": asked}
+        cure = "a space this small can be tried out in full; else widen it, or lower pool_size"
+        if asked is not None and ran < asked:
+            return Finding(
+                "exhausted",
+                f"{ran} of {asked} generations ran, with {distinct} different candidates",
+                f"if max_calls or max_seconds ended it, raise that; {cure}",
+                numbers,
+            )
+        first = dict(zip(reversed(self.params), reversed(self.generation.tolist()), strict=True))
+        idle = ran - 1 - max(first.values(), default=0)
+        if ran < LEAST_GENERATIONS or idle < EXHAUSTED_PART * ran:
+            return None
         return Finding(
             "exhausted",
-            f"{seen}, with {distinct} different candidates: there were no more, or the search "
-            "was ended",
-            "a space this small can be tried out in full; else widen it, lower pool_size, or "
-            "raise max_calls and max_seconds",
-            {"distinct": distinct, "rows": rows, "generations": done, "asked": asked},
+            f"the last {idle} of {ran} generations tried no new candidate; there are {distinct}",
+            cure,
+            numbers,
         )
 
 

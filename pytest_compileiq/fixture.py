@@ -17,7 +17,7 @@ from pytest_compileiq.judge import Judge, Offer, name_of, not_judged
 from pytest_compileiq.marks import Params
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
-from pytest_compileiq.subjects.objective import Objective
+from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
 from pytest_compileiq.toolchain import ptxas as _ptxas
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.verdict import Check, Status, Verdict
@@ -63,11 +63,14 @@ class CIQ:
         settings: Settings,
         assembler: Assembler,
         record: Callable[[Verdict], None],
+        report: Path,
     ) -> None:
         self._judging = Judge(folder=folder, marks=marks, settings=settings, assembler=assembler)
         self._strict = settings.strict
         self._disabled = settings.disable
         self._accept = settings.accept
+        self._retune = settings.retune is not None and not settings.disable
+        self._report = report  # what --ciq-retune finds goes there
         self._marks = marks
         self._record = record
         #: Marks of this test that were really judged.
@@ -204,6 +207,8 @@ class CIQ:
                 verdict = not_judged(check, bench, f"the canary failed: {broken.reason}")
             else:
                 verdict = self._judging.answer(check, bench, params, asked)
+                if self._retune and verdict.status is Status.FAIL:
+                    verdict = self._retuned(verdict, bench, params)
             verdicts.append(verdict)
             self._record(verdict)
             if self._marks.get(name) == params:  # a verb with other limits answers no mark
@@ -219,6 +224,15 @@ class CIQ:
                 raise CiqFailure(f"nothing could be judged: {text}", verdicts)
             pytest.skip(f"nothing could be judged: {text}")
         return verdicts
+
+    def _retuned(
+        self, verdict: Verdict, bench: Workbench | ObjectiveBench, params: Params
+    ) -> Verdict:
+        if not isinstance(params, _marks.WinParams):
+            return verdict
+        from pytest_compileiq import retune
+
+        return retune.retune(verdict, bench, params, self._judging, self._report)
 
 
 def _raise(negative: list[Verdict], verdicts: list[Verdict], *, strict: bool) -> NoReturn:

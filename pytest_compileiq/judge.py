@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,31 @@ class Judge:
         asked: dict[str, Params],
     ) -> Verdict:
         """One check's verdict; an error on the way is a failing verdict with its reason."""
-        try:
-            if self.settings.disable:
-                return self._run_once(check, bench)
+        if self.settings.disable:
+            return self._guarded(check, bench, lambda: self._run_once(check, bench))
+        if isinstance(bench, Workbench):
+            return self._guarded(
+                check, bench, lambda: self._answer_for_kernel(bench, params, asked)
+            )
+        return self._guarded(check, bench, lambda: self._answer_for_objective(bench, params, asked))
+
+    def retest(
+        self, bench: Workbench | ObjectiveBench, found: Committed, params: _marks.WinParams
+    ) -> Verdict:
+        """Does this ACF, found by a search, win? Everything is measured anew."""
+
+        def judge() -> Verdict:
             if isinstance(bench, Workbench):
-                return self._answer_for_kernel(bench, params, asked)
-            return self._answer_for_objective(bench, params, asked)
+                return win.judge_kernel(bench, found, params, accept=True)
+            return win.judge_objective(bench, found, params, accept=True)
+
+        return self._guarded(Check.WIN, bench, judge)
+
+    def _guarded(
+        self, check: Check, bench: Workbench | ObjectiveBench, judge: Callable[[], Verdict]
+    ) -> Verdict:
+        try:
+            return judge()
         except CiqError as error:
             return Verdict(
                 check=check,

@@ -149,6 +149,7 @@ def ciq(request: pytest.FixtureRequest) -> CIQ:
         settings=request.config.stash[SETTINGS],
         assembler=_assembler(request.config),
         record=record,
+        report=_settings.report_folder(request.config, item.nodeid),
     )
     item.stash[HELPER] = helper
     return helper

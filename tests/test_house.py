@@ -34,13 +34,14 @@ RANK = {
     "report": 9,
     "search": 9,
     "judge": 10,
-    "fixture": 11,
-    "device": 11,
-    "doctor": 11,
-    "searching": 12,
-    "plugin": 13,
-    "__init__": 14,
-    "__main__": 14,
+    "retune": 11,
+    "fixture": 12,
+    "device": 12,
+    "doctor": 12,
+    "searching": 13,
+    "plugin": 14,
+    "__init__": 15,
+    "__main__": 15,
 }
 
 
