@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ as CIQ
     from pytest_compileiq.fixture import CiqFailure as CiqFailure
     from pytest_compileiq.fixture import Comparison as Comparison
+    from pytest_compileiq.search.engine import open_search as open_search
+    from pytest_compileiq.search.worker import ForkWorker as ForkWorker
     from pytest_compileiq.subjects.helion import HelionKernel as HelionKernel
     from pytest_compileiq.subjects.kernel import Build as Build
     from pytest_compileiq.subjects.kernel import Kernel as Kernel
@@ -28,6 +30,7 @@ _HOME = {
     "CiqError": "errors",
     "CiqFailure": "fixture",
     "Comparison": "fixture",
+    "ForkWorker": "search.worker",
     "HelionKernel": "subjects.helion",
     "Kernel": "subjects.kernel",
     "NvccKernel": "subjects.nvcc",
@@ -35,6 +38,7 @@ _HOME = {
     "PtxKernel": "subjects.ptx",
     "TritonKernel": "subjects.triton",
     "Verdict": "verdict",
+    "open_search": "search.engine",
 }
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "CiqError",
     "CiqFailure",
     "Comparison",
+    "ForkWorker",
     "HelionKernel",
     "Kernel",
     "NvccKernel",
@@ -50,6 +55,7 @@ __all__ = [
     "PtxKernel",
     "TritonKernel",
     "Verdict",
+    "open_search",
 ]
 
 

@@ -12,6 +12,7 @@ COMMANDS = {
     "history": ("pytest_compileiq.report.history", "print and plot the reports of many runs"),
     "selfcheck": ("pytest_compileiq.selfcheck", "how often is a verdict wrong on this GPU?"),
     "replay": ("pytest_compileiq.replay", "recompute the verdicts of a JSON report"),
+    "diagnose": ("pytest_compileiq.diagnose", "name what is wrong with a search's results.csv"),
     "reset-clocks": ("pytest_compileiq.gpu.recovery", "undo clock locks that killed runs left"),
 }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -165,18 +165,46 @@ def environment_for(
 
 
 @contextmanager
-def _acquired(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterator[Held]:
+def pool(
+    config: pytest.Config, item: pytest.Item, settings: Settings, wanted: int
+) -> Iterator[list[str]]:
+    """The UUIDs of up to ``wanted`` GPUs of ``--ciq-gpu``: one, and those that are free now.
+
+    Nobody waits for a second GPU: two tests that each hold one would wait for each other.
+    """
+    with ExitStack() as stack:
+        first = stack.enter_context(_acquired(config, item, settings))
+        uuids = [first.uuid]
+        for gpu in config.stash[GPUS]:
+            if len(uuids) == wanted:
+                break
+            if gpu.uuid not in uuids:
+                with suppress(GpuError):
+                    mine = _acquired(config, item, settings, gpus=(gpu,), timeout_s=0.0)
+                    uuids.append(stack.enter_context(mine).uuid)
+        yield uuids
+
+
+@contextmanager
+def _acquired(
+    config: pytest.Config,
+    item: pytest.Item,
+    settings: Settings,
+    *,
+    gpus: Sequence[Gpu] = (),
+    timeout_s: float | None = None,
+) -> Iterator[Held]:
     """A GPU for one test: what an ancestor holds for it, else whichever is free."""
-    gpus = config.stash[GPUS]
-    with adopted(gpus) as mine:
+    chosen = tuple(gpus) or config.stash[GPUS]
+    with adopted(chosen) as mine:
         if mine is not None:
             yield mine
             return
     with acquire(
-        gpus,
+        chosen,
         mode=settings.clocks,
         sm_mhz=settings.sm_mhz,
-        timeout_s=settings.gpu_timeout,
+        timeout_s=settings.gpu_timeout if timeout_s is None else timeout_s,
         folder=settings.lease_dir,
         label=item.nodeid,
         lock=lambda gpu, policy: config.hook.pytest_ciq_lock_clocks(

@@ -25,20 +25,21 @@ def read_plain(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``; on any failure the old file stays as it was.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace ``path`` by ``content``; on any failure the old file stays as it was.
 
     A link is followed, and a device or pipe (``/dev/null``) is written to, not replaced.
     Raises OSError when the folder cannot be written.
     """
     path = path.resolve()
+    data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file() and not path.is_dir():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
         return
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(temporary, 0o644)  # mkstemp makes it private, and the file is to be shared
         os.replace(temporary, path)
     except BaseException:

@@ -88,6 +88,7 @@ class CIQ:
         record: Callable[[Verdict], None],
         stopwatch: Stopwatch | None = None,
         ncu: Ncu | None = None,
+        report: Path,
     ) -> None:
         self._judging = Judge(
             folder=folder,
@@ -99,6 +100,8 @@ class CIQ:
         self._strict = settings.strict
         self._disabled = settings.disable
         self._accept = settings.accept
+        self._retune = settings.retune is not None and not settings.disable
+        self._report = report  # what --ciq-retune finds goes there
         self._marks = marks
         self._record = record
         self._ncu = ncu
@@ -258,6 +261,8 @@ class CIQ:
                 verdict = not_judged(check, bench, f"the canary failed: {broken.reason}")
             else:
                 verdict = self._judging.answer(check, bench, params, asked)
+            if self._retune and verdict.status is Status.FAIL:
+                verdict = self._retuned(verdict, bench, params)
             if self._ncu is not None:
                 verdict = self._ncu.beside(verdict, bench, Path(acf or "").name)
             verdicts.append(verdict)
@@ -285,6 +290,15 @@ class CIQ:
             self._ncu.launch_arms(bench, self._judging.committed(acf).acf)
             pytest.exit("both arms are profiled", returncode=0)
         return [not_judged(check, bench, "under Nsight Compute") for check in checks]
+
+    def _retuned(
+        self, verdict: Verdict, bench: Workbench | ObjectiveBench, params: Params
+    ) -> Verdict:
+        if not isinstance(params, _marks.WinParams):
+            return verdict
+        from pytest_compileiq import retune
+
+        return retune.retune(verdict, bench, params, self._judging, self._report)
 
 
 def _raise(negative: list[Verdict], verdicts: list[Verdict], *, strict: bool) -> NoReturn:

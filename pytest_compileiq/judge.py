@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,31 @@ class Judge:
         asked: dict[str, Params],
     ) -> Verdict:
         """One check's verdict; an error on the way is a failing verdict with its reason."""
+        if self.settings.disable:
+            return self._guarded(check, bench, lambda: self._run_once(check, bench))
+        if isinstance(bench, Workbench):
+            return self._guarded(
+                check, bench, lambda: self._answer_for_kernel(bench, params, asked)
+            )
+        return self._guarded(check, bench, lambda: self._answer_for_objective(bench, params, asked))
+
+    def retest(
+        self, bench: Workbench | ObjectiveBench, found: Committed, params: _marks.WinParams
+    ) -> Verdict:
+        """Does this ACF, found by a search, win? Everything is measured anew."""
+
+        def judge() -> Verdict:
+            if isinstance(bench, Workbench):
+                return win.judge_kernel(bench, found, params, accept=True, stopwatch=self.stopwatch)
+            return win.judge_objective(bench, found, params, accept=True, stopwatch=self.stopwatch)
+
+        return self._guarded(Check.WIN, bench, judge)
+
+    def _guarded(
+        self, check: Check, bench: Workbench | ObjectiveBench, judge: Callable[[], Verdict]
+    ) -> Verdict:
         try:
-            if self.settings.disable:
-                verdict = self._run_once(check, bench)
-            elif isinstance(bench, Workbench):
-                verdict = self._answer_for_kernel(bench, params, asked)
-            else:
-                verdict = self._answer_for_objective(bench, params, asked)
+            return judge()
         except CiqError as error:
             verdict = _failed(check, bench, error)
         except Exception as error:

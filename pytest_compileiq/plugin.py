@@ -1,41 +1,29 @@
 """The doors: options, marks, fixtures, hooks. What is behind them is imported when used.
 
-A run without ciq tests must cost nothing, so this module imports pytest and settings only.
+A run without ciq tests must cost nothing, so nothing that is imported here imports more than
+pytest and the standard library.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_compileiq import records
+from pytest_compileiq import records, state
 from pytest_compileiq import settings as _settings
+from pytest_compileiq.pytest_fixtures import ciq as ciq
+from pytest_compileiq.pytest_fixtures import ciq_cache_env as ciq_cache_env
+from pytest_compileiq.pytest_fixtures import ciq_fresh_caches as ciq_fresh_caches
+from pytest_compileiq.pytest_fixtures import ciq_gpu as ciq_gpu
+from pytest_compileiq.pytest_fixtures import ciq_ptxas as ciq_ptxas
+from pytest_compileiq.pytest_fixtures import ciq_search as ciq_search
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_compileiq.checks.timing import Stopwatch
-    from pytest_compileiq.fixture import CIQ
-    from pytest_compileiq.gpu.session import Held
-    from pytest_compileiq.marks import Params
-    from pytest_compileiq.report.ncu import Ncu
     from pytest_compileiq.settings import Settings
-    from pytest_compileiq.toolchain.assembler import Assembler
-    from pytest_compileiq.toolchain.caches import Environment
-    from pytest_compileiq.verdict import Check, Verdict
-
-SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-ASSEMBLER: pytest.StashKey[Assembler] = pytest.StashKey()
-MARKS: pytest.StashKey[dict[str, Params]] = pytest.StashKey()
-VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
-HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
-#: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.
-NO_GPU: pytest.StashKey[str] = pytest.StashKey()
-NOT_ISOLATED: pytest.StashKey[str] = pytest.StashKey()
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -65,21 +53,21 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     try:
         device.choose(early_config, spec)
     except GpuError as error:
-        early_config.stash[NO_GPU] = str(error)
+        early_config.stash[state.NO_GPU] = str(error)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
-        config.stash[SETTINGS] = _settings.load(config)
+        config.stash[state.SETTINGS] = _settings.load(config)
     except ValueError as error:
         raise pytest.UsageError(f"pytest-compileiq: {error}") from None
-    if NO_GPU in config.stash:
-        raise pytest.UsageError(f"pytest-compileiq: {config.stash[NO_GPU]}")
+    if state.NO_GPU in config.stash:
+        raise pytest.UsageError(f"pytest-compileiq: {config.stash[state.NO_GPU]}")
     for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
     if not hasattr(config, "workerinput"):
-        _report(config, config.stash[SETTINGS])
-    chosen = config.stash[SETTINGS]
+        _report(config, config.stash[state.SETTINGS])
+    chosen = config.stash[state.SETTINGS]
     if chosen.isolate == "require" or (chosen.isolate == "auto" and chosen.gpu is not None):
         _isolate(config, chosen)
 
@@ -112,23 +100,23 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
         config,
         chosen,
         # The staging folder is made by this process, so that no child's death leaves it behind.
-        before_fork=lambda: _assembler(config).staging,
+        before_fork=lambda: state.assembler(config).staging,
         # The GPU is held by it, too: whoever locks clocks must not be killed with the test.
         environment_for=lambda item: device.environment_for(config, item, chosen),
     )
     if why_not is not None:
-        config.stash[NOT_ISOLATED] = why_not
+        config.stash[state.NOT_ISOLATED] = why_not
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.stash[SETTINGS].gpu is not None:
+    if session.config.stash[state.SETTINGS].gpu is not None:
         from pytest_compileiq import device
 
         device.count_tests(session)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    chosen = config.stash[SETTINGS]
+    chosen = config.stash[state.SETTINGS]
     set_by_user = [
         f"{name}={getattr(chosen, name)} (from {source})"
         for name, source in chosen.sources.items()
@@ -139,122 +127,15 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         from pytest_compileiq import device
 
         lines += device.header(config, chosen)
-    if NOT_ISOLATED in config.stash:
-        lines.append(f"compileiq: tests are not isolated: {config.stash[NOT_ISOLATED]}")
+    if state.NOT_ISOLATED in config.stash:
+        lines.append(f"compileiq: tests are not isolated: {config.stash[state.NOT_ISOLATED]}")
     return lines
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    assembler = config.stash.get(ASSEMBLER, None)
+    assembler = config.stash.get(state.ASSEMBLER, None)
     if assembler is not None:
         assembler.close()
-
-
-# Fixtures
-
-
-@pytest.fixture
-def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
-    """The door to all checks of pytest-compileiq, for one test.
-
-    ``ciq.check(subject)`` runs what the test's ``ciq_*`` marks ask for; ``ciq.assert_canary``,
-    ``assert_objective``, ``assert_resources``, ``assert_stable`` and ``assert_beats_baseline``
-    take the marks' keywords directly.
-    """
-    from pytest_compileiq.fixture import CIQ
-    from pytest_compileiq.isolation import child
-
-    item = request.node
-
-    def record(verdict: Verdict) -> None:
-        item.stash[VERDICTS].append(verdict)
-        child.keep(records.VERDICT, json.dumps(verdict.to_record(item.nodeid)))
-
-    settings = request.config.stash[SETTINGS]
-    stopwatch: Stopwatch | None = None
-    if settings.gpu is not None:
-        from pytest_compileiq import device
-
-        stopwatch = device.stopwatch(request.config, item, settings)
-    helper = CIQ(
-        folder=request.path.parent,
-        marks=item.stash.get(MARKS, {}),
-        settings=settings,
-        assembler=_assembler(request.config),
-        record=record,
-        stopwatch=stopwatch,
-        ncu=_ncu(item),
-    )
-    item.stash[HELPER] = helper
-    yield helper
-    helper.close()
-
-
-@pytest.fixture
-def ciq_gpu(request: pytest.FixtureRequest) -> Iterator[Held]:
-    """A GPU of one's own, with its clocks locked as ``--ciq-clocks`` and ``--ciq-sm-mhz`` say.
-
-    ``ciq_gpu.uuid``, ``ciq_gpu.state`` ("locked (1500 MHz)" or why not), and ``window()``:
-    ``with ciq_gpu.window() as w: ...`` leaves in ``w.evidence`` what the clocks did meanwhile.
-    """
-    from pytest_compileiq import device
-
-    settings = request.config.stash[SETTINGS]
-    with device.held(request.config, request.node, settings) as held:
-        yield held
-
-
-@pytest.fixture
-def ciq_ptxas(request: pytest.FixtureRequest) -> Path:
-    """The path of the ptxas that the checks use: 13.3 or newer, see ``--ciq-ptxas``."""
-    return _assembler(request.config).ptxas().path
-
-
-@pytest.fixture
-def ciq_cache_env(request: pytest.FixtureRequest) -> Iterator[Environment]:
-    """The variables that ``ciq_fresh_caches`` sets: new folders, and the plugin's ptxas.
-
-    Override it to add the cache of a library of your own, or to keep one:
-    ``def ciq_cache_env(ciq_cache_env): return {**ciq_cache_env, "MY_CACHE_DIR": None}`` (None:
-    not set at all).
-    """
-    from pytest_compileiq.toolchain import caches
-
-    with caches.folder_of_one_test(_assembler(request.config)) as environment:
-        yield environment
-
-
-@pytest.fixture
-def ciq_fresh_caches(ciq_cache_env: Environment) -> Iterator[Environment]:
-    """Empty compile caches for this test; afterwards the environment is as it was.
-
-    Each test that uses ``ciq`` and is isolated or on a GPU has it, before any other fixture.
-    """
-    from pytest_compileiq.toolchain import caches
-
-    with caches.in_use(ciq_cache_env):
-        yield ciq_cache_env
-
-
-def _ncu(item: pytest.Item) -> Ncu | None:
-    settings = item.config.stash[SETTINGS]
-    if not settings.ncu:
-        return None
-    from pytest_compileiq.isolation.attempt import place_of
-    from pytest_compileiq.report.ncu import Ncu
-
-    return Ncu.of(item.config, place_of(item), settings)
-
-
-def _assembler(config: pytest.Config) -> Assembler:
-    from pytest_compileiq.toolchain.assembler import Assembler
-
-    if ASSEMBLER not in config.stash:
-        chosen = config.stash[SETTINGS]
-        config.stash[ASSEMBLER] = Assembler(
-            explicit=chosen.ptxas, timeout=chosen.ptxas_timeout, keep=chosen.keep
-        )
-    return config.stash[ASSEMBLER]
 
 
 # The run of one test
@@ -263,17 +144,18 @@ def _assembler(config: pytest.Config) -> Assembler:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
-    item.stash[VERDICTS] = []
+    item.stash[state.VERDICTS] = []
     fixtures: list[str] = getattr(item, "fixturenames", [])
     if "ciq" in fixtures and "ciq_fresh_caches" not in fixtures and _is_apart(item.config):
         fixtures.insert(0, "ciq_fresh_caches")  # before any fixture that starts CUDA or compiles
+    item.stash[state.SEARCHED] = []
     if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
         return
     from pytest_compileiq import marks
     from pytest_compileiq.errors import SettingsError
 
     try:
-        item.stash[MARKS] = marks.marks_of(item)
+        item.stash[state.MARKS] = marks.marks_of(item)
         return
     except SettingsError as error:
         complaint = error
@@ -293,75 +175,31 @@ def pytest_runtest_makereport(
             report.longrepr = complaint
     # Rebuilt at each report: subtests report the call several times, and a fixture that fails
     # in setup may have had its verdicts already.
-    own = (records.VERDICT, records.KEPT)
+    own = (records.VERDICT, records.KEPT, records.NOTE)
     item.user_properties[:] = [entry for entry in item.user_properties if entry[0] not in own]
-    for verdict in item.stash.get(VERDICTS, ()):
+    for verdict in item.stash.get(state.VERDICTS, ()):
         item.user_properties.append((records.VERDICT, json.dumps(verdict.to_record(item.nodeid))))
-    assembler = item.config.stash.get(ASSEMBLER, None)
+    assembler = item.config.stash.get(state.ASSEMBLER, None)
     if assembler is not None and assembler.kept is not None:
         item.user_properties.append((records.KEPT, str(assembler.kept)))
+    if left := item.stash.get(state.SEARCHED, None):
+        item.user_properties.extend(left)
     report.user_properties = list(item.user_properties)
     return report
 
 
+def _complaint(item: pytest.Item) -> str | None:
+    if state.HELPER not in item.stash and not item.stash.get(state.MARKS, None):
+        return None
+    from pytest_compileiq import complaints
+
+    return complaints.complaint(item)
+
+
 def _is_apart(config: pytest.Config) -> bool:
     """Do tests that use ``ciq`` run isolated or on a GPU here?"""
-    if config.stash[SETTINGS].gpu is not None:
+    if config.stash[state.SETTINGS].gpu is not None:
         return True
     from pytest_compileiq.isolation import child
 
     return child.inside()
-
-
-def _complaint(item: pytest.Item) -> str | None:
-    """Why a test that passed must not: a mark that nothing answered, a sidecar not written."""
-    helper = item.stash.get(HELPER, None)
-    if asked := item.stash.get(MARKS, None):
-        from pytest_compileiq import marks
-
-        answered = set() if helper is None else helper.answered
-        missing = [name for name in asked if name not in answered]
-        if missing:
-            message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
-            remedy = "call ciq.check(kernel_or_objective); a verb counts with the mark's own limits"
-            checks = [marks.MARKS[name][0] for name in missing]
-            return _unfit(item, checks, item.name, message, remedy)
-    if helper is not None and helper.offers:
-        return _write_sidecars(item, helper)
-    return None
-
-
-def _write_sidecars(item: pytest.Item, helper: CIQ) -> str | None:
-    from pytest_compileiq.toolchain import sidecar
-
-    for acf, offer in helper.offers.items():
-        try:
-            sidecar.write(acf, offer.sidecar)
-        except OSError as error:
-            message = (
-                f"--ciq-accept: the sidecar {sidecar.path_of(acf)} cannot be written "
-                f"({error.strerror}); the checks passed, and the file is as it was"
-            )
-            remedy = "make the folder writable and run again, or run without --ciq-accept"
-            return _unfit(item, [offer.check], offer.kernel, message, remedy)
-    return None
-
-
-def _unfit(item: pytest.Item, checks: list[Check], kernel: str, message: str, remedy: str) -> str:
-    """Record a failure that no check found, in place of these checks' own verdicts."""
-    from pytest_compileiq.verdict import Reason, Status, Verdict
-
-    verdicts = item.stash[VERDICTS]
-    verdicts[:] = [v for v in verdicts if v.kernel != kernel or v.check not in checks]
-    verdicts += [
-        Verdict(
-            check=check,
-            kernel=kernel,
-            status=Status.FAIL,
-            reason=Reason.UNFIT,
-            message=message,
-            remedy=remedy,
-        )
-        for check in checks
-    ]
-    return f"{message}\n  to do: {remedy}"

@@ -11,3 +11,5 @@ VERDICT = "ciq"
 GPU = "ciq-gpu"
 #: The folder that ``--ciq-keep`` left.
 KEPT = "ciq-kept"
+#: What may mislead the reader of a search's result, one line.
+NOTE = "ciq-note"

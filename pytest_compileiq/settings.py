@@ -28,6 +28,7 @@ class Option(NamedTuple):
     default: Any
     help: str
     metavar: str | None = None  # None: a switch without a value
+    const: str | None = None  # the value of the bare flag, where it may be bare
 
     @property
     def flag(self) -> str:
@@ -65,6 +66,12 @@ def _isolate(text: str) -> str:
     if text not in ("auto", "require", "off"):
         raise ValueError("give auto, require or off")
     return text
+
+
+def _generations(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise ValueError("give a number of generations after =, as in --ciq-retune=12")
+    return int(text)
 
 
 def _path(text: str) -> Path:
@@ -126,6 +133,14 @@ OPTIONS = (
     Option("ncu", _switch, False, "Show baseline and ACF under Nsight Compute, side by side"),
     Option("strict", _switch, False, "Fail what would be skipped because it could not be decided"),
     Option("accept", _switch, False, "Write or refresh the sidecars of ACFs whose tests pass"),
+    Option(
+        "retune",
+        _generations,
+        None,
+        "Search for a new ACF where one wins no more, for so many generations (12)",
+        "GENERATIONS",
+        "12",
+    ),
     Option("keep", _switch, False, "Keep staged ACFs and built cubins and print where they are"),
     Option("disable", _switch, False, "Run every subject once and judge nothing"),
 )
@@ -151,6 +166,7 @@ class Settings:
     ncu: bool
     strict: bool
     accept: bool
+    retune: int | None
     keep: bool
     disable: bool
     sources: Mapping[str, str]
@@ -167,6 +183,15 @@ def add_options(parser: pytest.Parser) -> None:
         if option.metavar is None:
             group.addoption(
                 option.flag, dest=dest, action="store_const", const="1", help=option.help
+            )
+        elif option.const is not None:
+            group.addoption(
+                option.flag,
+                dest=dest,
+                metavar=option.metavar,
+                help=option.help,
+                nargs="?",
+                const=option.const,
             )
         else:
             group.addoption(option.flag, dest=dest, metavar=option.metavar, help=option.help)
@@ -222,6 +247,12 @@ def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings
             value = (base or config.invocation_params.dir) / value
         values[option.name], sources[option.name] = value, source
     return Settings(**values, sources=sources)
+
+
+def report_folder(config: pytest.Config, nodeid: str) -> Path:
+    """Where a test leaves files for people: ``ciq-report/<test>`` in the rootdir."""
+    plain = "".join(char if char.isalnum() or char in "._-[]" else "-" for char in nodeid)
+    return config.rootpath / "ciq-report" / plain[-150:]
 
 
 #: For ``pytest --markers``. Written out, so that no start has to import the signatures of

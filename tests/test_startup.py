@@ -47,10 +47,12 @@ def test_nothing_heavy_and_no_child_process(
             "pytest_compileiq",
             "pytest_compileiq.hookspecs",
             "pytest_compileiq.plugin",
+            "pytest_compileiq.pytest_fixtures",
             "pytest_compileiq.records",
             "pytest_compileiq.report",
             "pytest_compileiq.report.reporter",
             "pytest_compileiq.settings",
+            "pytest_compileiq.state",
         ]
     )
 

@@ -93,7 +93,7 @@ def call_here(function: Callable[[], Any]) -> Outcome:
         value = function()
     except Exception as error:
         return Outcome(
-            error=_one_line(error), trace=traceback.format_exc(), seconds=time.monotonic() - started
+            error=one_line(error), trace=traceback.format_exc(), seconds=time.monotonic() - started
         )
     return Outcome(value=value, seconds=time.monotonic() - started)
 
@@ -106,9 +106,9 @@ def _child(function: Callable[[], Any], writer: int, parent: int) -> None:
         try:
             answer = pickle.dumps(("value", function()))
         except (SystemExit, KeyboardInterrupt) as error:  # would end the process: a death
-            answer = pickle.dumps(("died", _one_line(error)))
+            answer = pickle.dumps(("died", one_line(error)))
         except BaseException as error:
-            line = _one_line(error)
+            line = one_line(error)
             answer = pickle.dumps(("error", line, traceback.format_exc()))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -131,7 +131,7 @@ def _die_with(parent: int) -> None:
         os._exit(70)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Type and text of an exception, without its notes, in at most 400 characters."""
     try:
         text = " ".join(str(error).split())

@@ -183,6 +183,11 @@ class Link:
         finally:
             self._control.settimeout(None)
 
+    def end_child(self) -> None:
+        """Have the child that runs now killed; for threads other than the one in ``run``."""
+        with contextlib.suppress(OSError):
+            messages.send(self._control, Kind.KILL, self._number)
+
     def _kill(self, child: int) -> None:
         """Kill the child's group, then the zygote's."""
         for leader in (child, self.pid):

@@ -36,6 +36,7 @@ class Reporter:
         self._album: Album | None = None
         self._complaints: list[str] = []
         self._kept: set[str] = set()
+        self._notes: dict[str, None] = {}  # a set in order
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -46,6 +47,12 @@ class Reporter:
         if records.KEPT in names:
             self._kept |= {
                 str(value) for name, value in report.user_properties if name == records.KEPT
+            }
+        if records.NOTE in names:
+            self._notes |= {
+                f"{report.nodeid}: {value}": None
+                for name, value in report.user_properties
+                if name == records.NOTE
             }
         if records.GPU in names:
             self._take_gpu(report)
@@ -177,8 +184,12 @@ class Reporter:
                 terminalreporter.write_line(line)
             for line in self._gpus.warnings():
                 terminalreporter.write_line(f"  {line}", yellow=True)
+        if self._notes and self._collector is None and self._gpus is None:
+            terminalreporter.section("compileiq")
+        for note in self._notes:
+            terminalreporter.write_line(f"  {note}", yellow=True)
         for folder in sorted(self._kept):
-            terminalreporter.write_line(f"--ciq-keep: ACFs and builds are in {folder}")
+            terminalreporter.write_line(f"--ciq-keep: ACFs, builds and results are in {folder}")
         if self._album is not None and self._album.drawn:
             terminalreporter.write_line(f"--ciq-plots: {self._album.told}")
         for complaint in self._complaints:

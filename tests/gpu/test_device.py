@@ -185,7 +185,7 @@ def test_a_process_of_its_own_uses_what_is_held_for_it(
 import os, subprocess, sys
 import pytest
 from pytest_compileiq import device
-from pytest_compileiq.plugin import SETTINGS
+from pytest_compileiq.state import SETTINGS
 
 @pytest.fixture
 def inner(request):

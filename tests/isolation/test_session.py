@@ -364,7 +364,7 @@ def test_staging_folder(suite: Suite) -> None:
     """It belongs to pytest, so no child's death leaves it behind."""
     suite.write(
         test_a="""
-from pytest_compileiq.plugin import ASSEMBLER
+from pytest_compileiq.state import ASSEMBLER
 @pytest.fixture
 def folder(ciq, pytestconfig): return pytestconfig.stash[ASSEMBLER].staging.folder
 def test_1(folder): jot(folder)

@@ -1,0 +1,58 @@
+"""Why a test that passed must not pass: what no check can find."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_compileiq import marks, state
+from pytest_compileiq.fixture import CIQ
+from pytest_compileiq.toolchain import sidecar
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+
+def complaint(item: pytest.Item) -> str | None:
+    """Why a test that passed must not: a mark that nothing answered, a sidecar not written."""
+    helper = item.stash.get(state.HELPER, None)
+    if asked := item.stash.get(state.MARKS, None):
+        answered = set() if helper is None else helper.answered
+        missing = [name for name in asked if name not in answered]
+        if missing:
+            message = f"{', '.join(missing)} asked for a check, and the test handed over no subject"
+            remedy = "call ciq.check(kernel_or_objective); a verb counts with the mark's own limits"
+            checks = [marks.MARKS[name][0] for name in missing]
+            return _unfit(item, checks, item.name, message, remedy)
+    if helper is not None and helper.offers:
+        return _write_sidecars(item, helper)
+    return None
+
+
+def _write_sidecars(item: pytest.Item, helper: CIQ) -> str | None:
+    for acf, offer in helper.offers.items():
+        try:
+            sidecar.write(acf, offer.sidecar)
+        except OSError as error:
+            message = (
+                f"--ciq-accept: the sidecar {sidecar.path_of(acf)} cannot be written "
+                f"({error.strerror}); the checks passed, and the file is as it was"
+            )
+            remedy = "make the folder writable and run again, or run without --ciq-accept"
+            return _unfit(item, [offer.check], offer.kernel, message, remedy)
+    return None
+
+
+def _unfit(item: pytest.Item, checks: list[Check], kernel: str, message: str, remedy: str) -> str:
+    """Record a failure that no check found, in place of these checks' own verdicts."""
+    verdicts = item.stash[state.VERDICTS]
+    verdicts[:] = [v for v in verdicts if v.kernel != kernel or v.check not in checks]
+    verdicts += [
+        Verdict(
+            check=check,
+            kernel=kernel,
+            status=Status.FAIL,
+            reason=Reason.UNFIT,
+            message=message,
+            remedy=remedy,
+        )
+        for check in checks
+    ]
+    return f"{message}\n  to do: {remedy}"

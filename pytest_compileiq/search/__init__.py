@@ -1,0 +1,1 @@
+"""Searches that cannot hang, lie or leak: CompileIQ's ``Search`` with a worker of our own."""

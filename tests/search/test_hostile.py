@@ -1,0 +1,285 @@
+"""Objectives that do what an objective must not do: the search ends, and pytest lives.
+
+Every search runs inside the process of this test, so an objective that got out would end it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from compileiq.ciq import Search
+from compileiq.search_spaces import base as ss
+
+from pytest_compileiq import CiqError, ForkWorker
+from pytest_compileiq.search.door import CiqSearch
+from pytest_compileiq.search.sanity import REPEATS
+
+SPACE = {"x": ss.range(0, 1000, 1)}
+TIMEOUT = 0.4
+
+
+def spin() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        pass
+
+
+def escape(folder: Path) -> Callable[[], int]:
+    """A grandchild in a session of its own that would live for minutes."""
+
+    def objective() -> int:
+        code = "import time; time.sleep(300)"
+        grandchild = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        (folder / f"pid-{grandchild.pid}").touch()
+        return 1
+
+    return objective
+
+
+def alternating() -> Any:
+    return (1.0,) if time.time_ns() // 1000 % 2 else 3
+
+
+def kill_the_server() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def close_everything() -> None:
+    os.closerange(0, 4096)
+    os._exit(0)
+
+
+#: What half of the calls do, and the cause that is counted for them.
+HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
+    "raises": (lambda: 1 / 0, "raised"),
+    "hangs": (lambda: time.sleep(300), "hung"),
+    "spins, deaf to signals": (spin, "hung"),
+    "segfaults": (lambda: ctypes.string_at(0), "crashed"),
+    "aborts": (os.abort, "crashed"),
+    "os._exit(0)": (lambda: os._exit(0), "exited"),
+    "sys.exit(0)": (lambda: sys.exit(0), "exited"),
+    "execs": (lambda: os.execv("/bin/true", ["true"]), "exited"),
+    "KeyboardInterrupt": (lambda: signal.raise_signal(signal.SIGINT), "exited"),
+    "1-tuple": (lambda: (1.0,), "bad-shape"),
+    "None": (lambda: None, "bad-shape"),
+    "not picklable": (lambda: lambda: 1, "bad-shape"),
+    "NaN": (lambda: float("nan"), "invalid"),
+    "*": (lambda: "*", "invalid"),
+    "kills the server": (kill_the_server, "crashed"),
+    "closes everything": (close_everything, "exited"),
+}
+
+
+def half(deed: Callable[[], Any], folder: Path) -> Callable[[dict[str, int]], Any]:
+    """Does the deed for even numbers, and not yet in the calls before the search."""
+
+    def objective(config: dict[str, int]) -> Any:
+        if len(list(folder.glob("early-*"))) < 1 + REPEATS:
+            (folder / f"early-{os.getpid()}").touch()
+            return config["x"]
+        return config["x"] if config["x"] % 2 else deed()
+
+    return objective
+
+
+def descendants() -> set[int]:
+    """Process ids of all that this process has started, and that they have."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Any:
+    before, method = descendants(), multiprocessing.get_start_method()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    yield
+    assert descendants() <= before
+    assert multiprocessing.get_start_method() == method
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+@pytest.mark.parametrize(("deed", "cause"), HOSTILE.values(), ids=HOSTILE)
+def test_half_of_the_calls(
+    ciq_search: CiqSearch, tmp_path: Path, deed: Callable[[], Any], cause: str
+) -> None:
+    search = ciq_search(
+        half(deed, tmp_path), SPACE, generations=1, pool_size=6, workers=2, task_timeout=TIMEOUT,
+        max_calls=16, max_seconds=30,
+    )  # fmt: skip
+    started = time.monotonic()
+    result = search.start()
+    ciq_search.close()
+    assert time.monotonic() - started < 40
+    table = result.get_results()
+    even = table["params"].map(lambda params: params["x"] % 2 == 0)
+    assert search.causes == {cause: search.causes[cause]}
+    assert search.causes[cause] == even.sum() > 0
+    # "*" in 1.1, NaN in 1.0
+    assert pandas.to_numeric(table["score_1"][even], errors="coerce").isna().all()
+    assert (table["score_1"][~even] == table["params"][~even].map(lambda p: p["x"])).all()
+    assert all(f'"cause": "{cause}"' in text for text in table["metadata"][even])
+
+
+def test_always_failing_ends_at_once_and_says_why(ciq_search: CiqSearch) -> None:
+    search = ciq_search(lambda config: os._exit(3), SPACE, generations=50, pool_size=6, workers=2)
+    with pytest.raises(CiqError) as info:
+        search.start()
+    ciq_search.close()
+    assert "failed in the first gen" in info.value.what
+    assert info.value.looked_at == ("7 of 7 calls exited: exited with status 3",)
+
+
+def test_always_failing_by_wish_ends_with_the_budget(ciq_search: CiqSearch) -> None:
+    search = ciq_search(
+        lambda config: "*", SPACE, generations=2, pool_size=6, workers=2, exit_on_failure=False
+    )
+    result = search.start()
+    ciq_search.close()
+    assert search.calls == 36  # three times what was asked for
+    assert search.spent == "max_calls=36"
+    assert ciq_search.diagnose(result).names[0] == "all-invalid"
+
+
+def test_failing_from_the_second_generation_on(ciq_search: CiqSearch, tmp_path: Path) -> None:
+    def objective(config: dict[str, int]) -> Any:
+        if len(list(tmp_path.glob("call-*"))) > 9:
+            return "*"
+        (tmp_path / f"call-{os.getpid()}").touch()
+        return config["x"]
+
+    search = ciq_search(objective, SPACE, generations=20, pool_size=6, max_calls=40)
+    search.start()
+    ciq_search.close()
+    assert search.calls == 40
+    assert search.causes["invalid"] == 30
+
+
+def test_alternating_shapes(ciq_search: CiqSearch, tmp_path: Path) -> None:
+    search = ciq_search(half(alternating, tmp_path), SPACE, generations=3, pool_size=8)
+    table = search.start().get_results()
+    ciq_search.close()
+    assert set(search.causes) <= {"bad-shape"}
+    assert {3} | set(table["params"].map(lambda params: params["x"])) >= {
+        value for value in table["score_1"] if value == value and value != "*"
+    }
+
+
+def test_grandchildren_die_with_their_call(ciq_search: CiqSearch, tmp_path: Path) -> None:
+    deed = escape(tmp_path)
+    search = ciq_search(lambda config: deed(), SPACE, generations=1, pool_size=6)
+    assert len(search.start().get_results()) == 6
+    assert search.causes == {}
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+    assert len(pids) >= 6
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    ciq_search.close()
+
+
+def test_each_call_sees_the_environment_of_its_moment(
+    ciq_search: CiqSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the server's start, and what a call sets, the next does not see."""
+    calls = []
+
+    class Watching(ForkWorker):
+        def run(self, **more: Any) -> Any:
+            calls.append(1)
+            monkeypatch.setenv("CIQ_TEST_BATCH", str(len(calls)))
+            return super().run(**more)
+
+    def objective(config: dict[str, int]) -> float:
+        assert os.environ.pop("CIQ_TEST_OWN") == "yes"
+        os.environ["CIQ_TEST_OWN"] = "changed"
+        return float(os.environ.get("CIQ_TEST_BATCH", "0"))
+
+    search = ciq_search(
+        objective, SPACE, generations=3, pool_size=6, worker=Watching,
+        environment={"CIQ_TEST_OWN": "yes"},
+    )  # fmt: skip
+    table = search.start().get_results()
+    ciq_search.close()
+    assert search.causes == {}
+    assert sorted(set(table["score_1"])) == [1, 2, 3][: len(set(table["score_1"]))]
+    assert table["score_1"].nunique() == len(calls) >= 2
+
+
+# 1.0's own Search leaves a socket open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_workers_are_pinned_to_gpus(tmp_path: Path) -> None:
+    """Outside of the fixture, as a script would: one GPU a worker, and both are used."""
+    worker = ForkWorker.using(gpus=["GPU-a", "GPU-b"])
+
+    def objective(config: dict[str, int]) -> int:
+        time.sleep(0.05)
+        return int(os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b")
+
+    search = Search(
+        objective_function=objective,
+        search_space=SPACE,
+        search_config={"generations": 1, "pool_size": 8},
+        worker_type=worker,
+        cache_folder=tmp_path,
+        disable_progress_bar=True,
+    )
+    table = search.start(num_workers=2, task_timeout=20).get_results()
+    assert set(table["score_1"]) == {0, 1}
+    for score, metadata in zip(table["score_1"], table["metadata"], strict=True):
+        assert f'"gpu": "GPU-{"ab"[int(score)]}"' in metadata
+    assert worker.tally.calls == 8
+    search.__del__()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_a_search_and_its_calls(tmp_path: Path, workers: int) -> None:
+    code = f"""
+import os, pathlib, time
+from compileiq.search_spaces import base as ss
+from pytest_compileiq import open_search
+folder = pathlib.Path({str(tmp_path)!r})
+def objective(config):
+    if len(list(folder.glob("first-*"))) < 3:  # the calls before the search
+        return (folder / f"first-{{os.getpid()}}").touch() or 1
+    (folder / f"pid-{{os.getpid()}}").touch()
+    time.sleep(300)
+search = open_search(objective, {{"x": ss.range(0, 100, 1)}}, folder=folder,
+    generations=1, pool_size=6, workers={workers}, task_timeout=None)
+search.start()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("pid-*"))) < workers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert len(pids) == workers
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

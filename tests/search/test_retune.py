@@ -1,0 +1,186 @@
+"""``--ciq-retune`` on the example's kernel, with an ACF that ptxas takes and that does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ..conftest import DATA, RunJson, heed_ctrl_c
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CIQ_SEARCH_SPACES_DIR"),
+    reason="needs CIQ_SEARCH_SPACES_DIR, a folder with CompileIQ's search spaces",
+)
+
+TEST = """
+import pytest
+from pytest_compileiq import PtxKernel
+@pytest.mark.ciq_beats_baseline("best.acf")
+def test_sgemm(ciq):
+    ciq.check(PtxKernel("sgemm.ptx", arch="sm_90"))
+"""
+
+#: A score that depends on the bytes of the ACF alone, at once and exactly.
+OBJECTIVE = """
+import pytest, hashlib
+from pytest_compileiq import Objective
+def score(config):
+    return 100 if not config else {score}
+@pytest.mark.ciq_beats_baseline("best.acf")
+def test_it(ciq):
+    ciq.check(Objective(score{more}))
+"""
+
+
+@pytest.fixture
+def useless(sgemm: pytest.Pytester) -> pytest.Pytester:
+    """An ACF for nvcc's own stage: ptxas takes it and makes the same code."""
+    shutil.copy(DATA / "nvcc.acf", sgemm.path / "best.acf")
+    (sgemm.path / "best.acf.json").unlink()
+    return sgemm
+
+
+def by_bytes(folder: pytest.Pytester, *, better: str = "30", more: str = "") -> None:
+    """200 for the committed ACF, 30 to 285 for others."""
+    size = 2 * (folder.path / "best.acf").stat().st_size
+    other = f"({better} + hashlib.sha256(config.encode()).digest()[0])"
+    score = f"{other} if len(config) != {size} else 200"
+    folder.makepyfile(OBJECTIVE.format(score=score, more=more))
+
+
+def test_a_winner_is_found_offered_and_taken(useless: pytest.Pytester, run_json: RunJson) -> None:
+    useless.makepyfile(TEST)
+    committed = (useless.path / "best.acf").read_bytes()
+    started = time.monotonic()
+    result, (record,) = run_json("--ciq-retune=1")
+    assert time.monotonic() - started < 180
+    result.assert_outcomes(failed=1)
+    assert record["reason"] == "no-effect"
+    assert "found one that wins" in record["remedy"]
+    assert record["numbers"]["retuned"]["won"] is True
+    assert (useless.path / "best.acf").read_bytes() == committed
+    assert not (useless.path / "best.acf.json").exists()
+    folder = Path(record["numbers"]["retuned"]["folder"])
+    assert folder.parent == useless.path / "ciq-report"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best.acf", "best.acf.json", "results.csv",
+    ]  # fmt: skip
+    sidecar = json.loads((folder / "best.acf.json").read_text())
+    assert (sidecar["arch"], sidecar["ptxas"][:4]) == ("sm_90", "13.3")
+    # The command that is printed is right, and its result passes.
+    command = record["remedy"].partition("Take it: ")[2].partition(" (everything")[0]
+    assert any("cp ciq-report/" in line for line in result.outlines)
+    subprocess.run(command, shell=True, check=True, cwd=useless.path)
+    run_json()[0].assert_outcomes(passed=1)
+
+
+def test_a_second_run_loses_nothing(useless: pytest.Pytester, run_json: RunJson) -> None:
+    by_bytes(useless)
+    run_json("--ciq-retune=1")
+    (first,) = (useless.path / "ciq-report").iterdir()
+    before = {path: path.read_bytes() for path in first.iterdir()}
+    _, (record,) = run_json("--ciq-retune=1")
+    second = Path(record["numbers"]["retuned"]["folder"])
+    assert second.name == f"{first.name}-2"
+    assert {path: path.read_bytes() for path in first.iterdir()} == before
+    assert (second / "results.csv").read_bytes() != (first / "results.csv").read_bytes()
+
+
+def test_accept_takes_the_winner_and_keeps_the_former(
+    useless: pytest.Pytester, run_json: RunJson
+) -> None:
+    by_bytes(useless)
+    committed = (useless.path / "best.acf").read_bytes()
+    result, (record,) = run_json("--ciq-retune=1", "--ciq-accept")
+    result.assert_outcomes(passed=1)
+    folder = Path(record["numbers"]["retuned"]["folder"])
+    assert (folder / "former-best.acf").read_bytes() == committed
+    assert (useless.path / "best.acf").read_bytes() == (folder / "best.acf").read_bytes()
+    assert (useless.path / "best.acf.json").exists()
+    run_json()[0].assert_outcomes(passed=1)
+
+
+def test_nothing_better_is_said(useless: pytest.Pytester, run_json: RunJson) -> None:
+    by_bytes(useless, better="500")
+    result, (record,) = run_json("--ciq-retune=1")
+    result.assert_outcomes(failed=1)
+    assert record["reason"] == "slower"
+    assert "found nothing better than the baseline (healthy)" in record["remedy"]
+    assert (Path(record["numbers"]["retuned"]["folder"]) / "results.csv").exists()
+
+
+def test_a_max_problem(useless: pytest.Pytester, run_json: RunJson) -> None:
+    by_bytes(useless, more=', problem_type="max"')
+    text = (next(useless.path.glob("test_*.py"))).read_text().replace("else 200", "else 50")
+    next(useless.path.glob("test_*.py")).write_text(text)
+    _, (record,) = run_json("--ciq-retune=1")
+    assert record["numbers"]["retuned"]["won"] is True
+    found = record["remedy"]
+    assert "100 on the baseline, 28" in found or "100 on the baseline, 27" in found
+
+
+def test_a_missing_acf_is_searched_for(useless: pytest.Pytester, run_json: RunJson) -> None:
+    by_bytes(useless)
+    (useless.path / "best.acf").unlink()
+    _, (record,) = run_json("--ciq-retune=1")
+    assert record["reason"] == "rejected"
+    assert record["numbers"]["retuned"]["won"] is True
+
+
+def test_what_another_acf_cannot_cure_is_not_searched_for(
+    useless: pytest.Pytester, run_json: RunJson
+) -> None:
+    by_bytes(useless, better="1 / 0")
+    text = (next(useless.path.glob("test_*.py"))).read_text().replace("else 200", "else 1 / 0")
+    next(useless.path.glob("test_*.py")).write_text(text)
+    _, (record,) = run_json("--ciq-retune=1")
+    assert record["reason"] == "crashed"
+    assert "retuned" not in record["numbers"]
+    assert not (useless.path / "ciq-report").exists()
+
+
+def test_a_read_only_folder_loses_nothing(useless: pytest.Pytester, run_json: RunJson) -> None:
+    """As root may write anywhere, a file stands where the report folder would be."""
+    by_bytes(useless)
+    (useless.path / "ciq-report").touch()
+    _, (record,) = run_json("--ciq-retune=1")
+    folder = Path(record["numbers"]["retuned"]["folder"])
+    assert folder.name.startswith("ciq-report-")
+    assert (folder / "best.acf").exists()
+    shutil.rmtree(folder)
+
+
+def test_a_cancelled_run_keeps_what_it_had(useless: pytest.Pytester) -> None:
+    by_bytes(useless, better="__import__('time').sleep(0.05) or 30")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-s", "--ciq-retune=1000", "-p", "no:cacheprovider"],
+        cwd=useless.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(useless.path.glob("ciq-report/*/results.csv")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    (csv,) = useless.path.glob("ciq-report/*/results.csv")
+    assert "interrupted; what was found until then is in" in output
+    from pytest_compileiq.diagnose import diagnose
+
+    assert diagnose(csv).healthy
+
+
+def test_a_bad_number_is_named(useless: pytest.Pytester) -> None:
+    useless.makepyfile(TEST)
+    result = useless.runpytest_subprocess("--ciq-retune", "test_it.py")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*'test_it.py' from --ciq-retune*as in --ciq-retune=12*"])
