@@ -8,7 +8,7 @@ survive JSON exactly, so on the machine that measured, every number comes back b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,10 +121,7 @@ def _altered(error: Exception) -> RecordError:
 def comparison_of(record: Mapping[str, Any]) -> Comparison:
     """The comparison that ``record_units`` recorded, with its units. Raises RecordError."""
     try:
-        comparison = empty_comparison(record)
-        for _ in walk(comparison, record):
-            pass
-        return comparison
+        return _comparison(record)
     except RecordError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -133,13 +130,12 @@ def comparison_of(record: Mapping[str, Any]) -> Comparison:
 
 def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
     end = End(record["outcome"]["end"])
-    return comparison_of(record).judge.end(end).numbers()
+    return _comparison(record).judge.end(end).numbers()
 
 
-def empty_comparison(record: Mapping[str, Any]) -> Comparison:
-    """The comparison of a record of kind "units" before its first unit."""
+def _comparison(record: Mapping[str, Any]) -> Comparison:
     above, below = record["prior"]
-    return Comparison(
+    comparison = Comparison(
         name=record["name"],
         rule=_rule_in(record["rule"]),
         pilot=[_number_in(one) for one in record["pilot"]],
@@ -147,16 +143,12 @@ def empty_comparison(record: Mapping[str, Any]) -> Comparison:
         prior=(above, below),
         block_seconds=_number_in(record["block_seconds"]),
     )
-
-
-def walk(comparison: Comparison, record: Mapping[str, Any]) -> Iterator[Unit]:
-    """Add a record's units one by one, so that the evidence can be seen to grow."""
     for index, stored in enumerate(record["units"]):
         unit = _unit_in(stored)
         if unit.plan != comparison.plan():
             raise RecordError(f"unit {index}: its coins do not follow from the seed")
         comparison.add(unit)
-        yield unit
+    return comparison
 
 
 def _replay_opaque(record: Mapping[str, Any]) -> dict[str, object]:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pytest_compileiq.measure import replay
-from pytest_compileiq.measure.units import Side
+from pytest_compileiq.measure.units import Comparison, Side
 from pytest_compileiq.report import figures as _figures
 from pytest_compileiq.report.figures import Record
 
@@ -52,11 +52,15 @@ class Track:
 
 def track(sample: Mapping[str, Any]) -> Track:
     """Replay a sample. Raises RecordError for one that contradicts itself."""
-    comparison = replay.empty_comparison(sample)
+    whole = replay.comparison_of(sample)
+    comparison = Comparison(
+        whole.name, whole.rule, whole.pilot, whole.seed, whole.prior, whole.block_seconds
+    )
     found = Track([], [], [], [], [], [], [])
     launches = len(comparison.pilot)
     spent = math.fsum(comparison.pilot)
-    for index, unit in enumerate(replay.walk(comparison, sample)):
+    for index, unit in enumerate(whole.units):
+        comparison.add(unit)
         launches += unit.timed.launches * len(unit.timed.seconds)
         clocks = unit.timed.health.mhz
         for block, clock in enumerate(clocks):
