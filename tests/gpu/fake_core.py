@@ -171,7 +171,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         assert isinstance(data, bytes)
         return SimpleNamespace(get_kernel=get_kernel)
 
-    core = ModuleType("cuda.core")
+    core = ModuleType("cuda.core")  # as after its import
     vars(core).update(
         Buffer=Buffer,
         EventOptions=lambda *, timing_enabled: None,

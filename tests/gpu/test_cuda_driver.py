@@ -117,7 +117,8 @@ def test_a_timer_runs_on_it(machine: Machine, cold: bool) -> None:
     timer = Timer(CudaDriver(), seed=1, cold=cold)
     pilot = timer.add("k", Pair(kernel, {A: build, B: build}))
     assert pilot.seconds == pytest.approx([50e-6] * 16)
-    timed = timer("k", Plan((A, B), (B, A), (A, B, B, A)))
+    for _ in range(6):
+        timed = timer("k", Plan((A, B), (B, A), (A, B, B, A)))
     assert timed.seconds == pytest.approx([50e-6] * 4)
     assert timed.health.mhz == pytest.approx([2000] * 4)
     addresses = {args[0] for name, _, args, _ in machine.launched if name == "k"}
