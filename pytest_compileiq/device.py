@@ -110,6 +110,7 @@ def stopwatch(config: pytest.Config, item: pytest.Item, settings: Settings) -> S
     return Stopwatch(
         lambda: measuring(config, item, settings),
         budget_seconds=settings.budget,
+        cold=settings.l2 == "cold",
         tests=int(told) if told else config.stash.get(_TESTS, 1),
         time_block=time_block if hook.get_hookimpls() else None,
     )

@@ -96,11 +96,16 @@ def _packages() -> Iterator[Line]:
         f"{python.major}.{python.minor}.{python.micro}",
         "" if fine else "use Python 3.11 or newer",
     )
-    for package, minimum in (("pytest", (8, 0)), ("compileiq", (1, 0, 3))):
+    wanted = (("pytest", (8, 0)), ("compileiq", (1, 0, 3)), ("cuda-core", (1, 2)))
+    for package, minimum in wanted:
         floor = ".".join(map(str, minimum))
         try:
             found = metadata.version(package)
         except metadata.PackageNotFoundError:
+            if package == "cuda-core":
+                cure = "to run kernels: pip install 'pytest-compileiq[gpu]'"
+                yield Line(NOTE, package, "not installed", cure)
+                continue
             yield Line(FAULT, package, "not installed", f"pip install '{package}>={floor}'")
             continue
         fine = _version(found) >= minimum

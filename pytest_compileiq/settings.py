@@ -95,6 +95,12 @@ def _clocks(text: str) -> str:
     return text
 
 
+def _l2(text: str) -> str:
+    if text not in ("cold", "warm"):
+        raise ValueError("give cold or warm")
+    return text
+
+
 def _sm_mhz(text: str) -> str | int:
     if text in ("base", "max"):
         return text
@@ -111,6 +117,9 @@ OPTIONS = (
     Option("gpu_timeout", _seconds, 600.0, "Wait this long for a GPU in use", "SECONDS"),
     Option("lease_dir", _path, None, "Where tests that share GPUs keep their leases", "DIR"),
     Option("budget", _seconds, 2.0, "Measure a kernel for at most this long", "SECONDS"),
+    Option(
+        "l2", _l2, "cold", "Time launches with the L2 cache flushed before each, or not", "STATE"
+    ),
     Option("ptxas", _path, None, "Use this ptxas, 13.3 or newer, and no other", "PATH"),
     Option("ptxas_timeout", _seconds, 60.0, "Kill a run of ptxas after this time", "SECONDS"),
     Option(
@@ -156,6 +165,7 @@ class Settings:
     gpu_timeout: float
     lease_dir: Path | None
     budget: float
+    l2: Literal["cold", "warm"]
     ptxas: Path | None
     ptxas_timeout: float
     timeout: float

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_compileiq.checks import results
+from pytest_compileiq.gpu.clocks import ClockState
 from pytest_compileiq.gpu.session import Held
 from pytest_compileiq.isolation import child
 from pytest_compileiq.measure import spread, units
@@ -41,6 +42,8 @@ class Measured:
     comparison: Comparison
     pilot: Pilot
     seconds: float
+    gpu: str
+    clocks: ClockState
 
     @property
     def outcome(self) -> Outcome:
@@ -66,6 +69,8 @@ class Measured:
             "rejected_for": sorted(set(rejected)),
             "clocks_move": comparison.clocks_move,
             "power_coupled": comparison.power_coupled,
+            "gpu": self.gpu,
+            "sm_mhz": self.clocks.sm_mhz if self.clocks.locked else None,
             **self.pilot.numbers(),
         }
 
@@ -74,7 +79,8 @@ class Measured:
         ratio = "?" if self.outcome.speedup is None else f"{self.outcome.speedup:.4g}x"
         between = f"[{_end(low)}, {_end(high)}]"
         what = "launches" if self.pilot.form.launches == 1 else "blocks"
-        return f"{ratio} {between} in {self.blocks} {what}, {self.seconds:.2g} s"
+        seat = "" if self.pilot.seats else ", one placement only"
+        return f"{ratio} {between} in {self.blocks} {what}, {self.seconds:.2g} s{seat}"
 
     def why_undecided(self) -> tuple[str, str]:
         """What is missing for an answer, and what to do; for an outcome that is undecided."""
@@ -100,7 +106,8 @@ class Stopwatch:
     """Times the builds of one test. The GPU is held from the first measurement to ``close``.
 
     ``budget_seconds`` is for each comparison, ``tests`` the number of ciq tests in this run,
-    among which the chance of a wrong failure is shared. ``time_block`` is a site's own way.
+    among which the chance of a wrong failure is shared. ``cold``: the L2 cache is flushed before
+    every launch. ``time_block`` is a site's own way.
     """
 
     def __init__(
@@ -108,12 +115,14 @@ class Stopwatch:
         hold: Hold,
         *,
         budget_seconds: float,
+        cold: bool = True,
         tests: int = 1,
         time_block: SiteBlock | None = None,
     ) -> None:
         self._acquire = hold
         self._held: Held | None = None
         self._budget = Budget(gpu_seconds=budget_seconds)
+        self._cold = cold
         self._tests = tests
         self._site = time_block
         self._names: dict[str, tuple[str, str]] = {}
@@ -146,7 +155,7 @@ class Stopwatch:
 
         Raises CiqError for wrong results, before or after, and GpuError.
         """
-        timer = self._begin()
+        timer, held = self._begin(), self.hold()
         arms = [BASELINE, *(claim.arm for claim in claims)]
         _require_right(bench, arms)
         child.progress(" against ".join(arm.name for arm in arms), kernel=bench.kernel.name)
@@ -169,7 +178,13 @@ class Stopwatch:
         units.run([one for one, _, _ in started], timer, budget=self._budget)
         _require_right(bench, arms, when="after timing")
         return [
-            Measured(one, pilot, seconds + sum(unit.timed.gpu_seconds for unit in one.units))
+            Measured(
+                one,
+                pilot,
+                seconds + sum(unit.timed.gpu_seconds for unit in one.units),
+                held.gpu.name,
+                held.clocks,
+            )
             for one, pilot, seconds in started
         ]
 
@@ -211,6 +226,7 @@ class Stopwatch:
             self._timer = Timer(
                 driver,
                 seed=self.new_seed(),
+                cold=self._cold,
                 reasons=held.monitor.reasons,
                 time_block=None if self._site is None else self._time_block,
             )

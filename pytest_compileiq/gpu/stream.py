@@ -10,6 +10,7 @@ stream and is waited for by it, so that the work of cupy and others stays in ord
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple
 
 from pytest_compileiq.errors import CiqError, GpuError
 
+#: The first version with all that is used here.
+_LEAST = (1, 2)
 _REMEDY = 'install them with `pip install "pytest-compileiq[gpu]"`'
 #: torch's streams by their handles, our own by "own", and one that stands in for it by "instead".
 _streams: dict[int | str, Any] = {}
@@ -40,9 +43,9 @@ def core() -> ModuleType:
             remedy=_REMEDY,
         ) from error
     module: ModuleType = cuda.core
-    if not hasattr(module, "ObjectCode"):
-        version = getattr(module, "__version__", "of an unknown version")
-        raise GpuError(f"cuda-core {version} is too old: 1.0 is needed", remedy=_REMEDY)
+    version = str(getattr(module, "__version__", "0"))
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _LEAST:
+        raise GpuError(f"cuda-core {version} is too old: 1.2 is needed", remedy=_REMEDY)
     return module
 
 

@@ -16,7 +16,7 @@ from pytest_compileiq.gpu.stream import Span
 #: Copies lie on boundaries of the GPU's large pages, so that each gets pages of its own.
 _PAGE = 2 << 20
 #: Up to this many pages are left free before each copy.
-_GAP = 8
+_GAP = 16
 #: Addresses keep what is left of them by this: an allocator promises no more than 256 bytes.
 _ALIGNMENT = 256
 

@@ -146,12 +146,21 @@ def describe(acf: Acf, *, arch: str | None, numbers: Mapping[str, Any]) -> Sidec
         ptxas=ptxas,
         arch=arch,
         ptx_sha256=numbers.get("ptx_sha256"),
+        gpu=numbers.get("gpu"),
+        sm_mhz=numbers.get("sm_mhz"),
+        speedup=numbers.get("speedup"),
+        speedup_interval=_whole(numbers.get("speedup_interval")),
         compileiq=compileiq,
         search_space_tag=tag,
         search_space_sha256=space_sha256,
         score_ratio=numbers.get("score_ratio"),
         date=datetime.date.today().isoformat(),
     )
+
+
+def _whole(interval: Any) -> tuple[float, float] | None:
+    """An interval of which both ends are known."""
+    return None if interval is None or None in interval else (interval[0], interval[1])
 
 
 def _search_space(ptxas: str | None) -> tuple[str | None, str | None]:

@@ -79,3 +79,10 @@ def test_without_cuda_core(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GpuError, match="needs cuda-core") as raised:
         stream.current()
     assert "pytest-compileiq[gpu]" in raised.value.remedy
+
+
+def test_a_cuda_core_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.core")
+    monkeypatch.setattr("cuda.core.__version__", "1.1.9")
+    with pytest.raises(GpuError, match=r"cuda-core 1\.1\.9 is too old"):
+        stream.core()

@@ -201,6 +201,19 @@ def test_it(ciq):
     assert "grid=, block=, args=" in record["remedy"]
 
 
+def test_accept_records_what_was_measured(run: Run, tmp_path: Path) -> None:
+    session, _ = run(WIN.format(minimum=1.0, speedup=1.05), "--ciq-accept")
+    assert "1 passed" in session.text(), session.text()
+    written = json.loads((tmp_path / "suite" / "best.acf.json").read_text())
+    low, high = written["speedup_interval"]
+    assert 1 < low < written["speedup"] < high < 1.1
+    assert written["gpu"] == "NVIDIA Fake H100"
+    # Half of that win, in log terms, is what "recorded" asks for.
+    _, (record,) = run(WIN.format(minimum="'recorded'", speedup=1.05))
+    assert record["status"] == "pass"
+    assert record["numbers"]["min_speedup"] == pytest.approx(written["speedup"] ** 0.5)
+
+
 def test_compare_gives_the_mark_s_verdict(run: Run) -> None:
     source = """
 def test_it(ciq, kernel):
