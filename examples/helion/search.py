@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "common"))
 
 import tuning
 
 
 def open_softmax() -> tuning.Opened:
-    import kernel
+    import helion_kernel as kernel
     import torch
 
     torch.manual_seed(0)

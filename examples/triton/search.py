@@ -7,40 +7,42 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "common"))
 
 import tuning
 
+if TYPE_CHECKING:
+    from triton_inputs import Case
+
 
 def open_matmul() -> tuning.Opened:
-    import inputs
+    import triton_inputs as inputs
 
-    return _opened(inputs.matmul())
+    return _opened(inputs.matmul(on_gpu=True))
 
 
 def open_attention() -> tuning.Opened:
-    import inputs
+    import triton_inputs as inputs
 
-    return _opened(inputs.attention())
+    return _opened(inputs.attention(on_gpu=True))
 
 
 def open_softmax() -> tuning.Opened:
-    import inputs
+    import triton_inputs as inputs
 
-    return _opened(inputs.softmax())
+    return _opened(inputs.softmax(on_gpu=True))
 
 
-def _opened(case: object) -> tuning.Opened:
-    import inputs
-
-    assert isinstance(case, inputs.Case)
+def _opened(case: Case) -> tuning.Opened:
+    assert case.check is not None
     return tuning.opened_triton(
         case.kernel,
         case.grid,
         case.args,
         {**case.constexprs, **case.options},
-        outputs=case.args[:1],
+        outputs=case.outputs,
         check=case.check,
     )
 

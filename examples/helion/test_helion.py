@@ -1,0 +1,42 @@
+"""A committed ACF of a Helion kernel: proven without a GPU, timed with ``--ciq-gpu``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("helion", reason="needs Helion and torch", exc_type=ImportError)
+
+import helion_kernel as kernel
+import torch
+
+from pytest_compileiq import CIQ, HelionKernel
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def softmax(ciq: CIQ) -> HelionKernel:
+    torch.manual_seed(0)
+    x = torch.randn(kernel.ROWS, kernel.COLUMNS, device="cuda" if ciq.on_gpu else "cpu")
+
+    def check(out: torch.Tensor) -> None:
+        torch.testing.assert_close(out, torch.softmax(x, 1), atol=1e-7, rtol=1e-4)
+
+    return HelionKernel(kernel.softmax, args=(x,), check=check, arch="sm_90a")
+
+
+@pytest.mark.skipif(not (HERE / "softmax.acf").exists(), reason="search.py finds softmax.acf")
+@pytest.mark.ciq_canary
+@pytest.mark.ciq_resources(max_registers=255, max_spill_bytes=0)
+@pytest.mark.ciq_max_cv(5)
+@pytest.mark.ciq_beats_baseline("softmax.acf")
+def test_softmax(ciq: CIQ, softmax: HelionKernel) -> None:
+    ciq.check(softmax)
+
+
+@pytest.mark.ciq_canary
+@pytest.mark.ciq_resources(max_registers=255, max_spill_bytes=0)
+def test_without_an_acf(ciq: CIQ, softmax: HelionKernel) -> None:
+    ciq.check(softmax)
