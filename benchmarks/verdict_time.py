@@ -141,7 +141,7 @@ def markdown(report: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", default="0")
-    parser.add_argument("--clocks", default="auto", choices=("auto", "require", "observe"))
+    parser.add_argument("--clocks", default="observe", choices=("auto", "require", "observe"))
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     args = parser.parse_args()
     assembler = Assembler()

@@ -138,7 +138,7 @@ def pairs_of(spec: str) -> dict[str, Pair]:
 
 
 @contextmanager
-def held(spec: str, mode: Any = "auto", sm_mhz: str | int = "base") -> Iterator[session.Held]:
+def held(spec: str, mode: Any = "observe", sm_mhz: str | int = "base") -> Iterator[session.Held]:
     """Hold a GPU outside pytest, and show it to CUDA alone. Raises GpuError."""
     gpus = identity.resolve(spec)
     os.environ.update(identity.cuda_environment(gpus[0]))
