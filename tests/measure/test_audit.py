@@ -73,8 +73,8 @@ def test_a_trace_gives_new_sessions_with_the_error_rate_kept(recorded: list[Any]
     }
 
 
-def test_the_engine_on_a_device_with_slot_effects_is_caught_only_without_coins() -> None:
-    """A first block that is always slow cancels under coins; labels in a fixed order do not."""
+def test_a_first_block_that_is_always_slow_falls_on_both_sides() -> None:
+    """As coins order the labels: in a fixed order it would make one kernel "slower"."""
 
     def biased(_: str, plan: Plan) -> Timed:
         return Timed((1.01e-3, 1e-3, 1e-3, 1e-3))
