@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +161,16 @@ def test_replay_of_a_truncated_gzip(file: Path, capsys: pytest.CaptureFixture[st
     assert "truncated" in capsys.readouterr().err
 
 
-def test_pairs_that_are_not_there(tmp_path: Path) -> None:
+def test_pairs_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pytest_compileiq.errors import SettingsError
 
     with pytest.raises(SettingsError, match="there is no file"):
         selfcheck.pairs_of("nowhere.py:pairs")
-    (tmp_path / "mine.py").write_text("def other(): return {'a': 1}")
+    (tmp_path / "neighbour_of_mine.py").write_text("A = 1")
+    (tmp_path / "mine.py").write_text(
+        "from neighbour_of_mine import A\ndef other(): return {'a': A}"
+    )
+    monkeypatch.setattr("sys.path", [*sys.path])
     with pytest.raises(SettingsError, match="has no function pairs"):
         selfcheck.pairs_of(f"{tmp_path / 'mine.py'}:pairs")
     assert selfcheck.pairs_of(f"{tmp_path / 'mine.py'}:other") == {"a": 1}
