@@ -6,6 +6,7 @@ torch and Triton are imported by the functions that need them. Every function re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -115,8 +116,8 @@ class Idle:
 
             return launch
 
-        own = launcher.Placed(self._args, None)
-        return Build(self._what[0], launch=lambda: load(own)(), load=load)
+        own = functools.cache(lambda: load(launcher.Placed(self._args, None)))
+        return Build(self._what[0], launch=lambda: own()(), load=load)
 
     def pair(self, base: int, candidate: int) -> Pair:
         """Builds with so many idle cycles."""
@@ -175,14 +176,8 @@ def triton_subject(
         return lambda: bound(*args)
 
     def build() -> Build:
-        own: list[Callable[[], None]] = []
-
-        def launch() -> None:
-            if not own:
-                own.append(load(buffers))
-            own[0]()
-
-        return Build(launch=launch, load=load)
+        own = functools.cache(lambda: load(buffers))
+        return Build(launch=lambda: own()(), load=load)
 
     kernel = Kernel(lambda acf: build(), name=name, place=place, check=check)
     return Subject(name, kernel, build)

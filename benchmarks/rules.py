@@ -53,7 +53,7 @@ class Bench:
         self._torch.cuda.synchronize()
         return [start.elapsed_time(end) * 1e-3 for start, end in marks]
 
-    def rounds(self, launch: Launch, least: int = 5, seconds: float = 0.1) -> list[float]:
+    def rounds(self, launch: Launch, least: int = 5, seconds: float = 0.03) -> list[float]:
         """Seconds of each call with a wait behind it, by the host's clock."""
         found: list[float] = []
         began = time.perf_counter()

@@ -58,7 +58,14 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
     )
     item.stash[state.HELPER] = helper
     yield helper
-    helper.close()
+    from pytest_compileiq.errors import GpuError
+
+    try:
+        helper.close()
+        return
+    except GpuError as error:  # clocks that did not hold, or were not given back
+        complaint = error
+    pytest.fail(str(complaint), pytrace=False)  # outside `except`: no chained traceback
 
 
 @pytest.fixture

@@ -130,6 +130,7 @@ def pairs_of(spec: str) -> dict[str, Pair]:
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[file.stem] = module
+    sys.path.insert(0, str(file.parent.resolve()))  # as if it were run: it imports its neighbours
     module_spec.loader.exec_module(module)
     found = getattr(module, function, None)
     if found is None:

@@ -66,7 +66,7 @@ def verdict(
     outcome = test.outcome
     assert outcome is not None
     ratios = ", ".join("?" if one is None else f"{one:.4g}x" for one in outcome.speedups)
-    text = f"{acf.name}: scores {ratios} better in {outcome.calls} calls"
+    text = f"{acf.name} scores {ratios} as well as the baseline in {outcome.calls} calls"
     if outcome.same_score:
         text += "; the first scores were equal to the last bit, as if a cache had answered"
     remedy = ""

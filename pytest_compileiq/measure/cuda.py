@@ -155,11 +155,8 @@ class CudaDriver:
         from cuda.bindings import driver
 
         external = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
-        (code,) = driver.cuEventRecordWithFlags(
-            event.handle, _stream.current().handle, int(external)
-        )
-        if code != driver.CUresult.CUDA_SUCCESS:
-            raise CiqError(f"an event cannot be recorded in a CUDA graph: {code.name}")
+        where = _stream.current()
+        _done(driver.cuEventRecordWithFlags(event.handle, where.handle, int(external)))
 
     def seconds(self, start: Any, end: Any) -> float:
         return float(end - start) * 1e-3
@@ -177,6 +174,8 @@ class CudaDriver:
         return 1e3 * (c1 - c0) / (t1 - t0)
 
     def capture(self, enqueue: Callable[[], None], nodes: int) -> Callable[[], None]:
+        from cuda.bindings import driver
+
         builder = self._side.create_graph_builder()
         with _stream.using(self._side):
             builder.begin_building("relaxed")
@@ -186,7 +185,9 @@ class CudaDriver:
             finally:
                 self._capturing = False
                 builder.end_building()
-        found = len(builder.graph_definition.nodes())
+        # Counted, not listed: cuda-core would make an object of each, and of kernels that it has
+        # not loaded itself.
+        _, _, found = _done(driver.cuGraphGetNodes(builder.graph_definition.handle))
         if found < nodes:
             raise CiqError(
                 f"a CUDA graph of the kernel has {found} nodes, where {nodes} were enqueued",
@@ -203,3 +204,10 @@ class CudaDriver:
 
     def synchronize(self) -> None:
         _stream.synchronize()
+
+
+def _done(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The answer of a driver call, which begins with its result. Raises CiqError."""
+    if answer[0] != 0:
+        raise CiqError(f"CUDA refused a step of a graph: {getattr(answer[0], 'name', answer[0])}")
+    return answer

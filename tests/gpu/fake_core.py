@@ -117,7 +117,7 @@ class Builder:
 
     @property
     def graph_definition(self) -> Any:
-        return SimpleNamespace(nodes=lambda: set(range(len(self._found))))
+        return SimpleNamespace(handle=self._found)
 
     def complete(self) -> Any:
         found = self._found
@@ -200,6 +200,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     vars(bindings).update(
         CUevent_record_flags=SimpleNamespace(CU_EVENT_RECORD_EXTERNAL=1),
         CUresult=SimpleNamespace(CUDA_SUCCESS=0),
+        cuGraphGetNodes=lambda graph, numNodes=0: (0, [], len(graph)),
         cuEventRecordWithFlags=record,
     )
     package = ModuleType("cuda.bindings")

@@ -248,6 +248,35 @@ def test_it(ciq, gain):
     assert not replay(better["samples"][0]).differences
 
 
+def test_a_noisy_objective_s_canary(run: Run) -> None:
+    source = """
+@pytest.mark.parametrize("o0, o3", [(2.0, 1.0), (1.0, 1.0), (2.0, 1.3)])
+def test_it(ciq, o0, o3):
+    marks = {open(name, "rb").read().hex(): factor
+             for name, factor in (("worst.acf", o0), ("best.acf", o3))}
+    def objective(config):
+        import os, random
+        if config and config not in marks:
+            return "*"
+        return random.Random(os.urandom(4)).gauss(1, 0.01) * marks.get(config or "", 1)
+    ciq.assert_canary(objective, o0="worst.acf", o3="best.acf")
+"""
+    source = source.replace('config or ""', "str(config)")
+    session, records = run(source)
+    told = [(record["status"], record["reason"]) for record in records]
+    assert told == [("pass", None), ("fail", "no-effect"), ("fail", "slower")], session.text()
+    assert len(records[0]["samples"]) == 2
+
+
+def test_clocks_that_did_not_hold_fail_under_require(run: Run, machine: Machine) -> None:
+    machine.gpus[0].busy = 1
+    machine.gpus[0].extra_reasons = 0x4  # a power cap, for which no unit is thrown away
+    session, (record,) = run(WIN.format(minimum=1.0, speedup=1.05), "--ciq-clocks=require")
+    assert record["status"] == "pass", session.text()
+    assert "--ciq-clocks=require, and the GPU was throttled" in session.text()
+    assert "Traceback" not in session.text()
+
+
 def test_a_hook_that_gives_no_time(run: Run, tmp_path: Path) -> None:
     conftest = tmp_path / "suite" / "conftest.py"
     conftest.write_text(

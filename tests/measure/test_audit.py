@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ def test_a_trace_gives_new_sessions_with_the_error_rate_kept(recorded: list[Any]
     }
 
 
-def test_the_engine_on_a_device_with_slot_effects_is_caught_only_without_coins() -> None:
-    """A first block that is always slow cancels under coins; labels in a fixed order do not."""
+def test_a_first_block_that_is_always_slow_falls_on_both_sides() -> None:
+    """As coins order the labels: in a fixed order it would make one kernel "slower"."""
 
     def biased(_: str, plan: Plan) -> Timed:
         return Timed((1.01e-3, 1e-3, 1e-3, 1e-3))
@@ -160,12 +161,16 @@ def test_replay_of_a_truncated_gzip(file: Path, capsys: pytest.CaptureFixture[st
     assert "truncated" in capsys.readouterr().err
 
 
-def test_pairs_that_are_not_there(tmp_path: Path) -> None:
+def test_pairs_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pytest_compileiq.errors import SettingsError
 
     with pytest.raises(SettingsError, match="there is no file"):
         selfcheck.pairs_of("nowhere.py:pairs")
-    (tmp_path / "mine.py").write_text("def other(): return {'a': 1}")
+    (tmp_path / "neighbour_of_mine.py").write_text("A = 1")
+    (tmp_path / "mine.py").write_text(
+        "from neighbour_of_mine import A\ndef other(): return {'a': A}"
+    )
+    monkeypatch.setattr("sys.path", [*sys.path])
     with pytest.raises(SettingsError, match="has no function pairs"):
         selfcheck.pairs_of(f"{tmp_path / 'mine.py'}:pairs")
     assert selfcheck.pairs_of(f"{tmp_path / 'mine.py'}:other") == {"a": 1}

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from pytest_compileiq.__main__ import main
+from pytest_compileiq.measure.timer import Pair, Timer
+from pytest_compileiq.measure.units import Side
+
+from .simulated import SimulatedGpu, kernel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -69,6 +77,90 @@ def test_equal_times_are_no_division_by_zero(rules: ModuleType) -> None:
             return [launch() for launch in launches]
 
     assert rules.welch(Same(), lambda: 1.0, lambda: 1.0).claim is None
+
+
+class Simulated:
+    """``kernels`` on the simulated GPU: two subjects, and one that can idle."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self.gpu = gpu
+
+    def subjects(self, names: Iterable[str]) -> list[Any]:
+        return [SimpleNamespace(name=name, pair=lambda: self._pair(0, 0)) for name in names]
+
+    def Idle(self, cubin: bytes, bytes_: int) -> Any:
+        name = f"idle {bytes_}"
+
+        def build(cycles: int) -> Any:
+            return SimpleNamespace(launch=self.gpu.kernel("A", 70e-6 + cycles / 1.98e9))
+
+        return SimpleNamespace(kernel=SimpleNamespace(name=name), pair=self._pair, build=build)
+
+    def _pair(self, base: int, candidate: int) -> Pair:
+        times = [70e-6 + cycles / 1.98e9 for cycles in (base, candidate)]
+        made, *builds = kernel(self.gpu, *times)
+        return Pair(made, dict(zip(Side, builds, strict=True)))
+
+    def idle_cubin(self, arch: str) -> bytes:
+        return b""
+
+    def arch(self) -> str:
+        return "sm_90"
+
+
+@pytest.fixture
+def simulated(rules: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
+    """The benchmarks on a simulated GPU, with a rule of others that tosses a coin."""
+    from pytest_compileiq import selfcheck
+
+    gpu = SimulatedGpu(jitter=0.005)
+    held = SimpleNamespace(
+        gpu="GPU", state="simulated", monitor=SimpleNamespace(reasons=lambda since: 0)
+    )
+    monkeypatch.setattr(selfcheck, "held", lambda *args: nullcontext(held))
+    coin = random.Random(5)
+    monkeypatch.setattr(rules, "Bench", Clock)
+    toss = lambda *args: rules.Answer(coin.choice(["faster", "slower", None]), 10, 0.1)  # noqa: E731
+    monkeypatch.setattr(rules, "peers", lambda: {"a coin": toss})
+    for name in ("effects", "peers"):
+        module = pytest.importorskip(name)
+        monkeypatch.setattr(module, "CudaDriver", lambda: gpu)
+        monkeypatch.setattr(module, "kernels", Simulated(gpu))
+        monkeypatch.setattr(module, "Timer", lambda *a, **o: Timer(*a, **o, now=gpu.now))
+    return gpu
+
+
+def test_peers_from_end_to_end(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = pytest.importorskip("peers")
+    command = ["peers.py", "--out", str(tmp_path), "--kernels", "matmul,idle", "--sessions", "9"]
+    monkeypatch.setattr("sys.argv", command)
+    assert peers.main() == 0
+    (report,) = tmp_path.glob("peers-matmul-idle-*[0-9].json")
+    rows = {(r["case"], r["rule"]): r for r in json.loads(report.read_text())["rows"]}
+    assert rows["identical", "a coin"]["sessions"] == 3
+    assert rows["identical", peers.OURS]["sessions"] == 9
+    assert rows["identical", peers.OURS]["faster"] + rows["identical", peers.OURS]["slower"] <= 3
+    assert rows["2.0% faster", peers.OURS]["faster"] == 9
+    (samples,) = tmp_path.glob("*.samples.json.gz")
+    assert main(["replay", "--quiet", str(samples)]) == 0
+
+
+def test_effects_from_end_to_end(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effects = pytest.importorskip("effects")
+    monkeypatch.setattr("sys.argv", ["effects.py", "--out", str(tmp_path), "--sessions", "3"])
+    assert effects.main() == 0
+    (report,) = tmp_path.glob("effects-*[0-9].json")
+    rows = json.loads(report.read_text())["rows"]
+    assert len(rows) == 15
+    assert all(row["found"] == row["sessions"] == 3 and not row["wrong"] for row in rows)
+    assert all(row["measured"] == pytest.approx(row["effect"], rel=0.5) for row in rows)
+    assert all(row["blocks"] <= row["aim"] for row in rows)
+    (samples,) = tmp_path.glob("*.samples.json.gz")
+    assert main(["replay", "--quiet", str(samples)]) == 0
 
 
 @pytest.mark.parametrize("name", ["peers", "effects", "verdict_time"])
