@@ -7,7 +7,6 @@ pytest and the standard library.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -86,10 +85,10 @@ def _report(config: pytest.Config, chosen: Settings) -> None:
     reporter = Reporter(config, json_path=chosen.json, plots=chosen.plots)
     config.pluginmanager.register(reporter, "compileiq-reporter")
     isolates = chosen.gpu is not None or chosen.isolate == "require"
-    if isolates and config.get_verbosity() >= 0 and sys.__stdout__ and sys.__stdout__.isatty():
-        from pytest_compileiq.report.live import LiveLine
+    if isolates and config.get_verbosity() >= 0 and config.pluginmanager.hasplugin("terminal"):
+        from pytest_compileiq.report import live
 
-        config.pluginmanager.register(LiveLine(config, sys.__stdout__), "compileiq-live")
+        live.register(config)
 
 
 def _isolate(config: pytest.Config, chosen: Settings) -> None:

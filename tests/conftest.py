@@ -24,6 +24,12 @@ DATA = ROOT / "tests" / "data"
 EXAMPLE = ROOT / "examples" / "ptx"
 
 
+@pytest.fixture(autouse=True)
+def no_step_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs inside tests must not write into the summary of the job that runs the tests."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+
 @pytest.fixture(scope="session")
 def ptxas() -> Ptxas:
     """A real ptxas of the release that the example's ACFs were made for."""

@@ -1,4 +1,4 @@
-"""The pictures of docs/img: pytest in a pseudo-terminal of a given width, drawn as PNG.
+"""The pictures of docs/img: pytest in a pseudo-terminal of a given width, and the plots.
 
 ``python docs/img/make.py [NAME ...]`` with pillow, pyte and matplotlib installed. No GPU is
 needed: docs/img/demo simulates launches and runs the real statistics on them.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from pathlib import Path
 
@@ -99,6 +101,52 @@ def shoot(name: str) -> Path:
     return path
 
 
+def plots() -> None:
+    """What --ciq-plots and ``history --plot`` draw."""
+    sys.path.insert(0, str(ROOT))
+    from pytest_compileiq.report import history
+    from pytest_compileiq.report import json as report
+    from pytest_compileiq.report.album import Album
+    from tests.report import simulated as sim
+
+    kernel = (
+        sim.canary("softmax"),
+        sim.cv("softmax"),
+        sim.win("softmax", speedup=1.06, disturbed=0.1),
+    )
+    undecided = sim.win("layer_norm", speedup=1.021, noise=0.05, disturbed=0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        album = Album(Path(folder))
+        records = [
+            [sim.record(one, "t.py::a") for one in kernel],
+            [sim.record(undecided, "t.py::b")],
+        ]
+        for own in records:
+            for path in album.draw(own):
+                shutil.copy(path, HERE / f"plot-{path.name}")
+        many = [
+            sim.record(
+                sim.win(f"gemm_{n:02}", speedup=1 + n / 300, noise=0.004, seed=n), f"t.py::{n}"
+            )
+            for n in range(12)
+        ]
+        album.overview([*records[0], *records[1], *many])
+        shutil.copy(Path(folder) / "overview.png", HERE / "plot-overview.png")
+        for day in range(1, 15):
+            runs = [
+                sim.win("softmax", speedup=1.06, seed=day),
+                sim.win(
+                    "matmul", speedup=1.05 if day < 9 else 1.02 - day / 1000, noise=0.008, seed=day
+                ),
+            ]
+            found = [sim.record(one, f"t.py::{one.kernel}") for one in runs]
+            dated = {**report.environment(found), "date": f"2026-11-{day:02}T08:00:00+00:00"}
+            (Path(folder) / f"{day}.json").write_text(report.as_text(found, [], dated))
+        history.main([folder, "--plot", str(HERE / "plot-history.png")])
+
+
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or SHOTS:
         print(shoot(wanted))
+    if not sys.argv[1:]:
+        plots()

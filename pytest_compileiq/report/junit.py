@@ -37,7 +37,7 @@ def properties(records: Sequence[Record]) -> list[tuple[str, object]]:
             "_speedup_low": _decimal(one.interval[0], ".6g"),
             "_speedup_high": _decimal(one.interval[1], ".6g"),
             "_min_speedup": _decimal(one.wanted, ".6g"),
-            "_cv_percent": _decimal(one.cv_percent, ".4g"),
+            "_percent": _decimal(one.cv_percent, ".4g"),
             "_launches": _decimal(one.launches, "d"),
             "_gpu_seconds": _decimal(one.gpu_seconds, ".4g"),
         }

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TextIO
 
 import pytest
 
 #: Of a terminal that understands ANSI: erase the line, go up, go right.
 _ERASE, _UP, _RIGHT = "\r\x1b[2K", "\x1b[1A\r", "\x1b[{}C"
+
+
+def register(config: pytest.Config) -> None:
+    """Show the line in this run, if pytest writes to a terminal."""
+    stream = sys.__stdout__
+    if stream is not None and stream.isatty():
+        config.pluginmanager.register(LiveLine(config, stream), "compileiq-live")
 
 
 class LiveLine:

@@ -101,6 +101,7 @@ def picture(kernel: str, records: Sequence[Record]) -> Figure:
 
 def _title(axes: Axes, record: Record, name: str = "") -> None:
     verdict = record["status"] if record["reason"] is None else record["reason"]
+    name = name.removeprefix(f"{record['kernel']}/")
     arm = f" {name}" if name and name != record["kernel"] else ""
     axes.set_title(f"{record['check']}{_short(arm, 24)}: {verdict}", fontsize=10)
     axes.grid(alpha=0.3)

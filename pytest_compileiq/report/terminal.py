@@ -28,7 +28,8 @@ _MESSAGE = 20
 def write_table(terminal: Any, records: Sequence[Record], *, verbosity: int = 0) -> None:
     """Print records through pytest's terminal reporter, in its width and colours.
 
-    Below verbosity 0 only negative records and the counts; above, each pass's message, too.
+    Below verbosity 0 only negative records and the counts; above, the message of a pass that has
+    figures, too.
     """
     shown = [one for one in records if verbosity >= 0 or one["status"] in ("fail", "undecided")]
     terminal.ensure_newline()
@@ -99,7 +100,8 @@ def _write_rows(terminal: Any, records: Sequence[Record], *, verbose: bool) -> N
             terminal.write_line(space + message if message else "")
         else:
             terminal.write_line("")
-            if message and (verbose or record["status"] != "pass"):
+            # A pass with figures has said all that matters; any other says it in words.
+            if message and (verbose or record["status"] != "pass" or not any(row[1:])):
                 terminal.write_line(_wrapped(message, layout.full, indent=4))
 
 
@@ -116,7 +118,7 @@ def _layout(
     def fitting(gap: int) -> list[int]:
         room = full - sum(width for width, _ in figures) - verdict - gap * (len(figures) + 1)
         # A few very long names would keep all messages from their place beside the verdicts.
-        return [width for width in widths if width <= min(room, max(32, full // 4))]
+        return [width for width in widths if width <= min(room, max(44, full // 4))]
 
     gap = max((2, 1), key=lambda gap: len(fitting(gap)))
     return _Layout(full, gap, max(fitting(gap), default=len("kernel")), figures, verdict)

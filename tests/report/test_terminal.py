@@ -93,7 +93,11 @@ def test_one_line_a_check() -> None:
 
 
 def test_columns_without_a_figure_are_left_out() -> None:
-    assert table([sim.record(sim.static("k"))])[1] == "kernel  check      verdict"
+    assert table([sim.record(sim.static("k"))], 60)[1:4] == [
+        "kernel  check      verdict",
+        "k       resources  pass",
+        "    80 registers, 536 spill bytes (baseline 80 and 1160)",
+    ]
 
 
 def test_verdicts_are_coloured_and_nothing_else_is() -> None:
