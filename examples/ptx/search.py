@@ -16,13 +16,12 @@ import os
 import re
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from compileiq.ciq import Search
 from compileiq.search_spaces.compilers import PtxasSearchSpace
-from compileiq.types import WorkerTypes
-from compileiq.utils.validation import Score
+
+from pytest_compileiq import open_search
 
 HERE = Path(__file__).parent
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -62,47 +61,27 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
 
-    def score(acf: str | None) -> int | str:
-        return spill_bytes(args.ptxas, args.ptx, args.arch, args.limit, acf)
+    def score(config: Any) -> int | str:
+        return spill_bytes(args.ptxas, args.ptx, args.arch, args.limit, config or None)
 
-    baseline = score(None)
+    baseline = score({})
     print(f"baseline: {baseline} spill bytes")
-    worst = args.goal == "worst"
-    winner: tuple[int, str] | None = None
-    with tempfile.TemporaryDirectory(prefix="ciq-") as cache, ThreadPoolExecutor() as pool:
-        search = Search(
-            objective_function=score,  # not called: the loop below asks and tells
-            search_space=PtxasSearchSpace(version="13.3"),
-            search_config={
-                "problem_type": "max" if worst else "min",
-                "generations": args.generations,
-                "pool_size": args.pool_size,
-            },
-            worker_type=WorkerTypes.MANUAL,
-            engine={"name": "amber", "options": {"seed": args.seed}},
-            cache_folder=Path(cache),
-            disable_progress_bar=True,
+    with tempfile.TemporaryDirectory(prefix="ciq-") as folder:
+        search = open_search(
+            score,
+            PtxasSearchSpace(version="13.3"),
+            folder=Path(folder),
+            generations=args.generations,
+            pool_size=args.pool_size,
+            problem_type="min" if args.goal == "best" else "max",
+            workers=len(os.sched_getaffinity(0)),
+            seed=args.seed,
+            disable_progress_bar=False,
         )
-        for generation in range(args.generations):
-            candidates = search.ask()  # a refill of failed candidates counts as one, too
-            acfs = [str(candidate.params) for candidate in candidates]
-            scores = list(pool.map(score, acfs))
-            search.tell(
-                [
-                    Score(score=value, param_id=candidate.param_id, num_objectives=1)
-                    for candidate, value in zip(candidates, scores, strict=True)
-                ]
-            )
-            valid = [(v, a) for v, a in zip(scores, acfs, strict=True) if isinstance(v, int)]
-            best = (max if worst else min)(valid, key=lambda pair: pair[0], default=None)
-            if best and (winner is None or (best[0] > winner[0] if worst else best[0] < winner[0])):
-                winner = best
-            shown = winner[0] if winner else "none"
-            print(f"generation {generation}: {len(valid)}/{len(scores)} valid, best {shown}")
-    if winner is None:
-        raise SystemExit("no candidate compiled: is this a ptxas 13.3?")
-    args.output.write_bytes(bytes.fromhex(winner[1]))
-    print(f"{args.output}: {winner[0]} spill bytes, baseline {baseline}")
+        best = search.start().get_best_result()
+    args.output.write_bytes(bytes.fromhex(best["params"]))
+    print(f"{search.calls} calls, without a score: {search.causes or 'none'}")
+    print(f"{args.output}: {best['score_1']} spill bytes, baseline {baseline}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ It needs no pytest:
     from pytest_compileiq import ForkWorker
 
     worker = ForkWorker.using(gpus=["GPU-5a3f...", "GPU-91c0..."])
-    search = Search(objective, space, config, worker_type=worker)
+    search = Search(
+        objective_function=objective, search_space=space, search_config=config, worker_type=worker
+    )
     result = search.start(num_workers=2, task_timeout=30)
     print(worker.tally.causes)  # {"hung": 3, "crashed": 1}
 
