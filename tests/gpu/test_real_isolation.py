@@ -6,13 +6,11 @@ itself does in a child of the zygote is proven here and nowhere else.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -22,7 +20,6 @@ from tests.fake_nvml.machine import Machine
 from tests.gpu import driver
 from tests.isolation.conftest import Result, Suite
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "triton"
 KERNELS = "from driver import NOWHERE, check, launch, wait\n"
 
 
@@ -154,44 +151,6 @@ def test_2(ciq): {use if "torch" in body else "check()"}
     assert result.counts["passed"] == 3, result.out
     text = "CUDA was started while the tests were collected by test_b.py"
     assert (text in result.out) == poisoned, result.out
-
-
-@pytest.mark.gpu
-def test_acfs_that_break_a_kernel(real: GpuSuite) -> None:
-    """One that CompileIQ found, with which attention reads memory that is not its own."""
-    for module in ("torch", "triton"):
-        if find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
-    (real.path / "random.acf").write_bytes(Random(1).randbytes(2352))
-    real.write(
-        test_a=f"""
-import sys
-sys.path.insert(0, "{EXAMPLES}")
-import triton_inputs as inputs
-from test_triton import kernel
-def attention(ciq): return kernel(inputs.attention(on_gpu=ciq.on_gpu))
-@pytest.mark.ciq_beats_baseline("{EXAMPLES}/attention-crash.acf")
-def test_crash(ciq): ciq.check(attention(ciq))
-@pytest.mark.ciq_canary
-@pytest.mark.ciq_beats_baseline("{EXAMPLES}/attention.acf")
-def test_after(ciq): ciq.check(attention(ciq))
-@pytest.mark.ciq_beats_baseline("random.acf")
-def test_random(ciq): ciq.check(attention(ciq))
-def test_torch_after(ciq):
-    import torch
-    assert float(torch.ones(4, device="cuda").sum()) == 4
-"""
-    )
-    result = real.on_gpu("-rA", "--ciq-json=r.json")
-    assert result.counts == {"passed": 2, "failed": 2}, result.out
-    records = json.loads((real.path / "r.json").read_text())["records"]
-    reasons = {(one["nodeid"].partition("::")[2], one["check"]): one for one in records}
-    crash = reasons["test_crash", "win"]
-    assert crash["reason"] == "crashed", crash
-    assert "attention-crash.acf" in crash["message"], crash
-    assert "illegal" in crash["message"].lower(), crash
-    assert reasons["test_random", "win"]["reason"] == "rejected"
-    assert reasons["test_after", "canary"]["status"] == "pass"
 
 
 TIMES = """
