@@ -24,6 +24,12 @@ DATA = ROOT / "tests" / "data"
 EXAMPLE = ROOT / "examples" / "ptx"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # A run inside a test must not lock the clocks of a GPU on which this one may only look.
+    if config.getoption("ciq_gpu") is not None:
+        os.environ["PYTEST_CIQ_CLOCKS"] = config.getoption("ciq_clocks") or "observe"
+
+
 @pytest.fixture(autouse=True)
 def no_step_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs inside tests must not write into the summary of the job that runs the tests."""

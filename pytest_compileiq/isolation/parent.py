@@ -124,7 +124,7 @@ class Isolation:
         """Remember which test module starts CUDA at import."""
         report = yield
         if isinstance(collector, pytest.Module) and not self._cuda_starter:
-            self._cuda_starter = collector.nodeid if probes.cuda_device_is_open() else ""
+            self._cuda_starter = collector.nodeid if probes.cuda_is_started() else ""
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -187,13 +187,14 @@ class Isolation:
             factory.getbasetemp()
         self._before_fork()
         runner = Runner(session, self, self.crash_properties, collected=collected)
+        cuda_started = probes.cuda_is_started()
 
         def prepare() -> list[str]:
             if collected:
                 for name in self._preload:
                     importlib.import_module(name)
             runner.prepare()
-            problems = probes.in_zygote()
+            problems = probes.in_zygote(cuda_started=cuda_started)
             runner.one_torch_thread = Problem.TORCH_THREADS in problems
             return problems
 

@@ -22,36 +22,36 @@ class Problem(StrEnum):
 STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 
 
-def in_zygote() -> list[str]:
-    """The problems that this process, just forked from pytest, has inherited."""
+def in_zygote(*, cuda_started: bool) -> list[str]:
+    """The problems that this process, just forked from pytest, has inherited.
+
+    ``cuda_started`` is what ``cuda_is_started`` answered in pytest; in a fork it answers no.
+    """
     problems: list[str] = []
-    if _cuda_is_bad():
+    if cuda_started or _torch_knows_a_bad_fork():
         problems.append(Problem.CUDA)
     elif _torch_hangs():  # a canary with bad CUDA would prove nothing
         problems.append(Problem.TORCH_THREADS)
     return problems
 
 
-def cuda_device_is_open() -> bool:
-    """Has this process a CUDA context? An open handle on the driver tells, for any library."""
+def cuda_is_started() -> bool:
+    """Has this process called cuInit, after which CUDA works in none of its forks?
+
+    Neither loads nor starts anything. Open device files would not tell: NVML opens
+    /dev/nvidia-uvm, too (driver 580), and NVML does no harm to a fork.
+    """
     try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0)
+    except (OSError, AttributeError):
         return False
-    return any(_target(name).startswith("/dev/nvidia-uvm") for name in names)
 
 
-def _target(name: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{name}")
-    except OSError:
-        return ""
-
-
-def _cuda_is_bad() -> bool:
+def _torch_knows_a_bad_fork() -> bool:
     torch = sys.modules.get("torch")
     bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
-    return bool(bad_fork is not None and bad_fork()) or cuda_device_is_open()
+    return bool(bad_fork is not None and bad_fork())
 
 
 def _torch_hangs() -> bool:

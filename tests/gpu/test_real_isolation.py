@@ -153,6 +153,32 @@ def test_2(ciq): {use if "torch" in body else "check()"}
     assert (text in result.out) == poisoned, result.out
 
 
+def test_the_module_that_starts_cuda_is_named(fake: GpuSuite) -> None:
+    fake.write(
+        test_a="def test_1(ciq): pass\n",
+        test_b="import driver\ndriver.start()\ndef test_2(ciq): assert 'test_a' not in sys.modules\n",
+        test_c="def test_3(ciq): pass\n",
+    )
+    out = fake.on_gpu().out
+    assert "CUDA was started while the tests were collected by test_b.py, so each" in out
+    assert "3 passed" in out
+
+
+def test_cuda_that_is_only_loaded_spoils_nothing(fake: GpuSuite) -> None:
+    fake.write(
+        test_a="""
+import ctypes, pynvml
+pynvml.nvmlInit()
+ctypes.CDLL("libcuda.so.1")
+from driver import check
+def test_1(ciq): check()
+"""
+    )
+    out = fake.on_gpu().out
+    assert "CUDA was started" not in out
+    assert "1 passed" in out
+
+
 TIMES = """
 import pytest, time
 TIMES = []

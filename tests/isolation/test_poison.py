@@ -209,20 +209,6 @@ def test_2(): pass
         assert not suite.jots
 
 
-def test_the_module_that_opens_the_device_is_named(suite: Suite) -> None:
-    suite.write(
-        conftest="""
-from pytest_compileiq.isolation import probes
-probes._target = lambda name: "/dev/nvidia-uvm" if "test_b" in sys.modules else ""
-""",
-        test_a="def test_1(ciq): pass\n",
-        test_b="def test_2(ciq): assert 'test_a' not in sys.modules\n",
-        test_c="def test_3(ciq): pass\n",
-    )
-    out = suite.run().out
-    assert "CUDA was started while the tests were collected by test_b.py, so each" in out
-
-
 @needs("torch")
 @pytest.mark.parametrize(
     ("body", "warned"),
