@@ -234,7 +234,7 @@ def test_works_under_strict_markers_warnings_as_errors_and_twice_in_xdist(
     result, records = run_json("-n2", "--strict-markers", "--strict-config", "-W", "error")
     result.assert_outcomes(passed=6)
     assert sorted(r["nodeid"][-3:] for r in records) == [f"[{n}]" for n in range(6)]
-    result.stdout.fnmatch_lines(["*compileiq*", "good*objective*pass*", "6 pass"])
+    result.stdout.fnmatch_lines(["*compileiq*", "good*objective*pass*", "compileiq: 6 pass"])
 
 
 def test_a_rerun_keeps_only_the_last_attempt(pytester: pytest.Pytester, run_json: RunJson) -> None:

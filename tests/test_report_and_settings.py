@@ -107,12 +107,6 @@ def test_the_json_file(pytester: pytest.Pytester, run_json: RunJson) -> None:
     ]
 
 
-def test_junit_carries_the_records(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(MARKED)
-    pytester.runpytest_subprocess("--junitxml=j.xml").assert_outcomes(passed=1)
-    assert "&quot;check&quot;: &quot;objective&quot;" in (pytester.path / "j.xml").read_text()
-
-
 def test_a_path_that_cannot_be_written_changes_no_verdict(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(MARKED)
     (pytester.path / "file").write_text("")
