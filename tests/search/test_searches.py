@@ -289,7 +289,7 @@ def test_a_bad_shape_ends_a_search_before_it_begins(
 
 def test_normalize_needs_a_baseline(ciq_search: CiqSearch) -> None:
     search = ciq_search(bowl, GRID, generations=1, pool_size=6, normalize=True)
-    with pytest.raises(CiqError, match=r"on the baseline \{\} the objective KeyError: 'x'"):
+    with pytest.raises(CiqError, match=r"on the baseline \{\} the objective raised KeyError: 'x'"):
         search.start()
 
 
