@@ -103,7 +103,7 @@ class CiqSearch:
                 known = {"generations": search.generations, "noise": search.noise, **known}
                 known.setdefault("problem_type", str(result.problem_type))
                 # The file has every row; 1.0 leaves repeated ones out of the result.
-                result = search.dump_results
+                return diagnose(search.dump_results, **known)
         return diagnose(result, **known)
 
     @property

@@ -181,8 +181,8 @@ def test_the_budget_holds_between_batches_of_other_workers(ciq_search: CiqSearch
 
 
 def test_a_space_that_runs_out(ciq_search: CiqSearch) -> None:
-    space = {"x": ss.range(0, 7, 1)}
-    search = ciq_search(lambda config: config["x"], space, generations=8, pool_size=6)
+    space = {"x": ss.range(0, 6, 1)}
+    search = ciq_search(lambda config: config["x"], space, generations=14, pool_size=6)
     result = search.start()
     assert "exhausted" in ciq_search.diagnose(result).names
 
