@@ -94,9 +94,11 @@ class Lane:
         except LostError as error:
             self._drop(self._link)
             self._link = self._fork()
-            return Answer(cause=Cause.CRASHED, text=f"the fork server {error}")
+            return Answer(cause=Cause.CRASHED, text=f"lost its fork server, which {error}")
         except NotStartedError as error:
-            return Answer(cause=Cause.CRASHED, text=f"no process could be started: {error}")
+            return Answer(
+                cause=Cause.CRASHED, text=f"was not called, as no process could be started: {error}"
+            )
         return _answer(said, ended, limit)
 
     def stop(self) -> None:
@@ -132,9 +134,9 @@ def _call(function: Callable[[Any], Any], params: Any, objectives: int) -> tuple
             value = asyncio.run(value)
         return judge(value, objectives)
     except (SystemExit, KeyboardInterrupt) as error:  # would end the process
-        return Cause.EXITED.value, one_line(error)
+        return Cause.EXITED.value, f"ended its process with {one_line(error)}"
     except BaseException as error:
-        return Cause.RAISED.value, one_line(error), traceback.format_exc()
+        return Cause.RAISED.value, f"raised {one_line(error)}", traceback.format_exc()
 
 
 def _answer(said: list[tuple[Any, ...]], ended: Ended, limit: float) -> Answer:
@@ -143,7 +145,7 @@ def _answer(said: list[tuple[Any, ...]], ended: Ended, limit: float) -> Answer:
         if ended.timed_out:
             cause, text = Cause.HUNG, f"did not return within {limit:g} s"
         elif ended.code < 0:
-            cause, text = Cause.CRASHED, messages.describe(ended.code).removeprefix("was ")
+            cause, text = Cause.CRASHED, messages.describe(ended.code)
         else:
             cause, text = Cause.EXITED, messages.describe(ended.code)
         return Answer(cause=cause, text=text, details=ended.stacks, seconds=ended.seconds)
