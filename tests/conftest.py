@@ -25,6 +25,9 @@ EXAMPLE = ROOT / "examples" / "ptx"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A job in the background, as CI may be one, ignores SIGINT, and so would all its children.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A run inside a test must not lock the clocks of a GPU on which this one may only look.
     if config.getoption("ciq_gpu") is not None:
         os.environ["PYTEST_CIQ_CLOCKS"] = config.getoption("ciq_clocks") or "observe"
@@ -117,11 +120,6 @@ def other_ptxas() -> Callable[[str], Path]:
         return found
 
     return get
-
-
-def heed_ctrl_c() -> None:
-    """For ``preexec_fn``: a job started in the background, as CI may be, ignores SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from pytest_compileiq import settings as _settings
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
-from .conftest import RunJson, heed_ctrl_c
+from .conftest import RunJson
 
 GOOD = "def good(config):\n    if config: raise RuntimeError('refused')\n    return 1.5\n"
 MARKED = GOOD + "import pytest\n@pytest.mark.ciq_objective\ndef test_it(ciq): ciq.check(good)\n"
@@ -126,7 +126,6 @@ def test_ctrl_c_leaves_a_whole_file(pytester: pytest.Pytester) -> None:
         cwd=pytester.path,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": ""},
-        preexec_fn=heed_ctrl_c,
     )
     deadline = time.monotonic() + 60
     while not (pytester.path / "here").exists() and time.monotonic() < deadline:

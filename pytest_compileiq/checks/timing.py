@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pytest_compileiq.checks import results
 from pytest_compileiq.gpu.clocks import ClockState
+from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.session import Held
 from pytest_compileiq.isolation import child
 from pytest_compileiq.measure import spread, units
@@ -42,7 +43,7 @@ class Measured:
     comparison: Comparison
     pilot: Pilot
     seconds: float
-    gpu: str
+    gpu: Gpu
     clocks: ClockState
 
     @property
@@ -69,7 +70,8 @@ class Measured:
             "rejected_for": sorted(set(rejected)),
             "clocks_move": comparison.clocks_move,
             "power_coupled": comparison.power_coupled,
-            "gpu": self.gpu,
+            "gpu": self.gpu.name,
+            "driver": self.gpu.driver,
             "sm_mhz": self.clocks.sm_mhz if self.clocks.locked else None,
             **self.pilot.numbers(),
         }
@@ -182,7 +184,7 @@ class Stopwatch:
                 one,
                 pilot,
                 seconds + sum(unit.timed.gpu_seconds for unit in one.units),
-                held.gpu.name,
+                held.gpu,
                 held.clocks,
             )
             for one, pilot, seconds in started

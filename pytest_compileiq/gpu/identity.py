@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_compileiq.errors import GpuError
@@ -29,13 +29,17 @@ _NUMBER = re.compile(r"(?:(nvml|cuda):)?([0-9]{1,4})", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one MIG instance (then ``parent_uuid`` is its card's). ``index`` is NVML's."""
+    """One GPU, or one MIG instance (then ``parent_uuid`` is its card's). ``index`` is NVML's.
+
+    ``driver`` is the version that runs it, where NVML was asked.
+    """
 
     uuid: str
     index: int
     name: str
     pci_bus_id: str
     parent_uuid: str | None = None
+    driver: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"GPU {self.index} {self.name} ({self.uuid})"
@@ -100,7 +104,7 @@ def resolve(
         gpu = finder.find(word)
         if gpu in found:
             raise GpuError(f"--ciq-gpu={spec} names {gpu} twice", remedy="name each GPU once")
-        found.append(gpu)
+        found.append(replace(gpu, driver=machine.driver))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import functools
 import inspect
 import os
 import signal
@@ -53,8 +54,9 @@ class Lane:
     def _fork(self) -> Link:
         import compileiq.utils.validation  # noqa: F401  here, once, and not in each child
 
+        inherited = functools.partial(probes.in_zygote, cuda_started=probes.cuda_is_started())
         with _forking:
-            link = Link(self._run_child, probes.in_zygote, foreign=tuple(_open))
+            link = Link(self._run_child, inherited, foreign=tuple(_open))
             _open.append(link)
         try:
             problems = link.ready()

@@ -147,6 +147,7 @@ def describe(acf: Acf, *, arch: str | None, numbers: Mapping[str, Any]) -> Sidec
         arch=arch,
         ptx_sha256=numbers.get("ptx_sha256"),
         gpu=numbers.get("gpu"),
+        driver=numbers.get("driver"),
         sm_mhz=numbers.get("sm_mhz"),
         speedup=numbers.get("speedup"),
         speedup_interval=_whole(numbers.get("speedup_interval")),

@@ -7,6 +7,7 @@ from ``pytest_ciq_time_block``.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,7 @@ def test_accept_records_what_was_measured(run: Run, tmp_path: Path) -> None:
     low, high = written["speedup_interval"]
     assert 1 < low < written["speedup"] < high < 1.1
     assert written["gpu"] == "NVIDIA Fake H100"
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", written["driver"]), written
     # Half of that win, in log terms, is what "recorded" asks for.
     _, (record,) = run(WIN.format(minimum="'recorded'", speedup=1.05))
     assert record["status"] == "pass"

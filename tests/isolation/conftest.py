@@ -22,8 +22,6 @@ from typing import Any
 
 import pytest
 
-from ..conftest import heed_ctrl_c
-
 HERE = Path(__file__).resolve().parent
 IMPORTS = """
 import os, signal, subprocess, sys, time
@@ -123,7 +121,6 @@ class Suite:
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
             "start_new_session": True,
-            "preexec_fn": heed_ctrl_c,
         } | kwargs
         env = self.environment(**(env or {}))
         return subprocess.Popen(command, cwd=self.path, env=env, **kwargs)

@@ -16,8 +16,6 @@ import pytest
 from pytest_compileiq.isolation import contain
 from pytest_compileiq.isolation.contain import Outcome
 
-from ..conftest import heed_ctrl_c
-
 
 def call(function: Callable[[], Any], timeout: float = 20) -> Outcome:
     return contain.call(function, timeout=timeout)
@@ -130,9 +128,7 @@ def hang():
     time.sleep(300)
 contain.call(hang, timeout=300)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.DEVNULL, preexec_fn=heed_ctrl_c
-    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     pid_file = tmp_path / "pid"
     while not (pid_file.exists() and pid_file.read_text()):
         time.sleep(0.02)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import DATA, RunJson, heed_ctrl_c
+from ..conftest import DATA, RunJson
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("CIQ_SEARCH_SPACES_DIR"),
@@ -163,7 +163,6 @@ def test_a_cancelled_run_keeps_what_it_had(useless: pytest.Pytester) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-s", "--ciq-retune=1000", "-p", "no:cacheprovider"],
         cwd=useless.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not list(useless.path.glob("ciq-report/*/results.csv")) and time.monotonic() < deadline:
