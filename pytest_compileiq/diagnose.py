@@ -26,8 +26,6 @@ LEAST_GENERATIONS = 6
 LEAST_ROWS = 6
 #: Part of the generations at the end that brought nothing, from which a search counts as stalled.
 STALLED_PART = 0.75
-#: The same for generations that tried nothing new.
-EXHAUSTED_PART = 0.5
 #: Fisher's exact test and the least rise of the invalid share, first third against last third.
 RISING_P, RISING_SHARE = 0.01, 0.15
 
@@ -283,13 +281,15 @@ class _Patient(Table):
                 f"if max_calls or max_seconds ended it, raise that; {cure}",
                 numbers,
             )
-        first = dict(zip(reversed(self.params), reversed(self.generation.tolist()), strict=True))
-        idle = ran - 1 - max(first.values(), default=0)
-        if ran < LEAST_GENERATIONS or idle < EXHAUSTED_PART * ran:
+        rows = list(zip(self.params, self.generation.tolist(), strict=True))
+        early = {params for params, generation in rows if generation < ran / 2}
+        late = [params for params, generation in rows if generation >= ran / 2]
+        if ran < LEAST_GENERATIONS or not early.issuperset(late):
             return None
         return Finding(
             "exhausted",
-            f"the last {idle} of {ran} generations tried no new candidate; there are {distinct}",
+            f"none of {len(late)} candidates of the second half of {ran} generations was new; "
+            f"there are {distinct}",
             cure,
             numbers,
         )

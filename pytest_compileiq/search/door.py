@@ -101,7 +101,7 @@ class CiqSearch:
         for search in self.searches:
             if getattr(search, "_result", None) is result:
                 known = {"generations": search.generations, "noise": search.noise, **known}
-                known.setdefault("problem_type", str(result.problem_type))
+                known.setdefault("problem_type", str(getattr(result, "problem_type", "min")))
                 # The file has every row; 1.0 leaves repeated ones out of the result.
                 return diagnose(search.dump_results, **known)
         return diagnose(result, **known)

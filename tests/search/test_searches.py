@@ -184,7 +184,9 @@ def test_a_space_that_runs_out(ciq_search: CiqSearch) -> None:
     space = {"x": ss.range(0, 6, 1)}
     search = ciq_search(lambda config: config["x"], space, generations=14, pool_size=6)
     result = search.start()
-    assert "exhausted" in ciq_search.diagnose(result).names
+    assert len(result.get_results()) <= 7  # each once, whatever the release tries
+    if SEEDED:  # 1.0 tries old ones again, and may come upon the seventh at the very end
+        assert "exhausted" in ciq_search.diagnose(result).names
 
 
 # What is passed through
