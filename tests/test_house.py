@@ -43,10 +43,10 @@ RANK = {
     "searching": 13,
     "state": 12,
     "complaints": 13,
-    "pytest_fixtures": 13,
-    "plugin": 14,
-    "__init__": 15,
-    "__main__": 15,
+    "pytest_fixtures": 14,
+    "plugin": 15,
+    "__init__": 16,
+    "__main__": 16,
 }
 
 

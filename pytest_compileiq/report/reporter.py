@@ -101,14 +101,15 @@ class Reporter:
             self._ask_others(found)
         if self._json_path is not None:
             self._guarded("--ciq-json", lambda: self._write_json(found))
+        told = bool(found) or self._gpus is not None
+        if told and getattr(session.config.option, "xmlpath", None):
+            self._guarded("--junitxml", self._settle_junit)
         if not found:
             return
         if self._album is not None:
             self._guarded("--ciq-plots", lambda: self._draw_overview(found))
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             self._guarded("GITHUB_STEP_SUMMARY", lambda: self._write_summary(summary, found))
-        if getattr(session.config.option, "xmlpath", None):
-            self._guarded("--junitxml", self._settle_junit)
 
     def _ask_others(self, found: list[dict[str, Any]]) -> None:
         """Let third parties add to each record; what they raise is told, and no more."""

@@ -422,7 +422,8 @@ def screenshot(request): yield; jot(f"failed {request.node.rep_call.failed}")
         test_a="def test_1(ciq, screenshot): assert 0\n",
     )
     suite.run()
-    child = ["setup", "fixture ciq", "fixture screenshot", "makereport setup", "call"]
+    child = ["setup", *(f"fixture {name}" for name in ("ciq_cache_env", "ciq_fresh_caches"))]
+    child += ["fixture ciq", "fixture screenshot", "makereport setup", "call"]
     child += ["makereport call", "teardown", "failed True", "makereport teardown"]
     assert [jot[6:] for jot in suite.jots if jot.startswith("child")] == child
     reports = [f"logreport {when} ['a', 1]" for when in ("setup", "call", "teardown")]

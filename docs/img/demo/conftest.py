@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_compileiq import plugin
+from pytest_compileiq import state
 from pytest_compileiq.fixture import CiqFailure
 from pytest_compileiq.report.failure import explain
 from pytest_compileiq.verdict import Verdict
@@ -19,7 +19,7 @@ def simulated(request: pytest.FixtureRequest) -> Callable[..., None]:
 
     def check(*verdicts: Verdict) -> None:
         __tracebackhide__ = True
-        request.node.stash[plugin.VERDICTS].extend(verdicts)
+        request.node.stash[state.VERDICTS].extend(verdicts)
         negative = [verdict for verdict in verdicts if verdict.negative]
         text = "\n".join(map(explain, negative))
         if any(verdict.status == "fail" for verdict in negative):
