@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -70,7 +71,14 @@ class Attempter:
             if call.excinfo is not None:
                 return Attempt([self._failed_phase(item, call, error)])
             messages.flush_output()
-            attempt = self._run(item, (item.nodeid, index, place_of(item), call.result))
+            try:
+                attempt = self._run(item, (item.nodeid, index, place_of(item), call.result))
+            except KeyboardInterrupt:
+                try:
+                    held.close()
+                except CiqError as told:  # the clocks' trouble is no internal error of pytest
+                    print(f"\npytest-compileiq: {told}", file=sys.__stderr__)
+                raise
             call, error = phase(item, "teardown", held.close)
             if call.excinfo is not None:
                 attempt.reports.append(self._failed_phase(item, call, error))
