@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_compileiq import marks, state
+from pytest_compileiq.errors import GpuError
 from pytest_compileiq.fixture import CIQ
 from pytest_compileiq.toolchain import sidecar
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
@@ -21,7 +22,11 @@ def complaint(item: pytest.Item) -> str | None:
             remedy = "call ciq.check(kernel_or_objective); a verb counts with the mark's own limits"
             checks = [marks.MARKS[name][0] for name in missing]
             return _unfit(item, checks, item.name, message, remedy)
-    if helper is not None and helper.offers:
+    if helper is not None and helper.offers and not item.stash[state.FAILED]:
+        try:
+            helper.close()  # says whether the clocks held, on which a speed-up rests
+        except GpuError as error:
+            return str(error)
         return _write_sidecars(item, helper)
     return None
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from pytest_compileiq import marks as _marks
-from pytest_compileiq.checks import canary, contract, proof, resources, stability, win
+from pytest_compileiq.checks import (
+    canary,
+    canary_objective,
+    contract,
+    proof,
+    resources,
+    stability,
+    win,
+)
 from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
 from pytest_compileiq.marks import Params
@@ -149,7 +157,7 @@ class Judge:
                 committed = self._named(params.acf, asked)
                 return contract.judge_objective(bench, committed)
             case _marks.CanaryParams():
-                return canary.judge_objective(
+                return canary_objective.judge_objective(
                     bench,
                     self._known(params, asked),
                     params,

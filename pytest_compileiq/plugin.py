@@ -144,6 +144,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
     item.stash[state.VERDICTS] = []
+    item.stash[state.CALLED] = item.stash[state.FAILED] = False
     fixtures: list[str] = getattr(item, "fixturenames", [])
     if "ciq" in fixtures and "ciq_fresh_caches" not in fixtures and _is_apart(item.config):
         fixtures.insert(0, "ciq_fresh_caches")  # before any fixture that starts CUDA or compiles
@@ -162,12 +163,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    finally:
+        item.stash[state.CALLED] = True  # reports before this are those of subtests
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     # Only the report knows whether a unittest test passed: its failures are never raised.
-    if call.when == "call" and report.passed:
+    if call.when == "call" and report.failed:
+        item.stash[state.FAILED] = True  # a subtest's failure shows in no later report
+    if call.when == "call" and report.passed and item.stash.get(state.CALLED, False):
         complaint = _complaint(item)
         if complaint is not None:
             report.outcome = "failed"

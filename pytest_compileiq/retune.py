@@ -44,7 +44,7 @@ _CURABLE = frozenset(
 _POOL_SIZE = 48
 #: A call of the objective may take so many times the baseline's, and at least so many seconds:
 #: some ACFs unroll without end.
-_TIMES_BASELINE, _LEAST_SECONDS = 5.0, 1.0
+_TIMES_BASELINE = 5.0
 #: Part of --ciq-timeout that the search may take: an isolated test is killed after the whole.
 _PART_OF_TIMEOUT = 0.75
 
@@ -80,6 +80,10 @@ def retune(
     except CiqError as error:
         _remove_if_empty(folder)
         return _with_remedy(verdict, f"--ciq-retune: {error.what}; {error.remedy}", None, {})
+    except Exception as error:  # of compileiq, of a build: the verdict that stands is the failure
+        _remove_if_empty(folder)
+        said = f"--ciq-retune: the search failed with {type(error).__name__}: {error}"
+        return _with_remedy(verdict, said, None, {})
     except BaseException:
         print(f"--ciq-retune: interrupted; what was found until then is in {folder}/results.csv")
         raise
@@ -99,7 +103,8 @@ def _search(
 
     settings = judging.settings
     child.progress("the search for a new ACF", kernel=name_of(bench))
-    limit = min(settings.timeout, max(_LEAST_SECONDS, _TIMES_BASELINE * cost.seconds))
+    # The baseline may have come from the assembler's memory, and tells little of ptxas' time.
+    limit = min(settings.timeout, settings.ptxas_timeout + _TIMES_BASELINE * cost.seconds)
     try:
         search = open_search(
             cost.function,

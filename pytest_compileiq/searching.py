@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from pytest_compileiq import device, records
+from pytest_compileiq.isolation import child
 from pytest_compileiq.search.door import CiqSearch
 from pytest_compileiq.settings import Settings
+
+#: Of --ciq-timeout, which ends the whole of an isolated test.
+_PART_OF_A_CALL, _PART_OF_A_SEARCH = 0.25, 0.8
 
 
 @contextmanager
@@ -39,7 +43,9 @@ def searches(
         made = CiqSearch(
             base=request.path.parent,
             folder=folder,
-            task_timeout=settings.timeout,
+            # The whole test has --ciq-timeout when it is isolated: a search has to end before.
+            task_timeout=settings.timeout * (_PART_OF_A_CALL if child.inside() else 1),
+            max_seconds=settings.timeout * _PART_OF_A_SEARCH if child.inside() else None,
             keep=keep,
             gpus=gpus,
         )

@@ -18,6 +18,9 @@ ASSEMBLER: pytest.StashKey[Assembler] = pytest.StashKey()
 MARKS: pytest.StashKey[dict[str, Params]] = pytest.StashKey()
 VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
 HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
+#: Has the test's function ended? Has it, or a subtest of it, failed?
+CALLED: pytest.StashKey[bool] = pytest.StashKey()
+FAILED: pytest.StashKey[bool] = pytest.StashKey()
 #: What a test's searches leave for the report: names of ``records`` and values.
 SEARCHED: pytest.StashKey[list[tuple[str, object]]] = pytest.StashKey()
 #: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.

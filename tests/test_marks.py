@@ -345,3 +345,25 @@ def test_a_check_in_a_fixture_leaves_its_record(
     result, records = run_json()
     result.assert_outcomes(errors=1)
     assert [(r["check"], r["reason"]) for r in records] == [("objective", "bad-shape")]
+
+
+SUBTESTS = (
+    GOOD + "import pytest\n@pytest.mark.ciq_objective\n"
+    "def test(ciq, subtests):\n"
+    "    with subtests.test('before'): pass\n"
+    "    ciq.check(good)\n"
+    "    with subtests.test('after'): assert {right}\n"
+)
+
+
+@pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="pytest 9 brings subtests")
+@pytest.mark.parametrize("right", [True, False])
+def test_subtests_are_not_the_end_of_the_test(
+    pytester: pytest.Pytester, run_json: RunJson, right: bool
+) -> None:
+    """Each has a report of its own, before the test has handed anything over."""
+    pytester.makepyfile(SUBTESTS.format(right=right))
+    result, (record,) = run_json()
+    assert "handed over no subject" not in result.stdout.str()
+    assert record["status"] == "pass"
+    assert result.ret == (0 if right else 1)

@@ -8,21 +8,20 @@ too: O0 has to be slower than the baseline, and O3 must not be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pytest_compileiq.checks import proof, repetition, timing
+from pytest_compileiq.checks import proof, timing
 from pytest_compileiq.checks.timing import Claim, Measured, Stopwatch
-from pytest_compileiq.checks.win import ratio, readable
+from pytest_compileiq.checks.win import ratio
 from pytest_compileiq.errors import CiqError, ProofError
 from pytest_compileiq.marks import CanaryParams
 from pytest_compileiq.measure import decide
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
-from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain.acf import Acf, nonsense
 from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
-_NO_O0 = (
+NO_O0 = (
     "give the mark an o0= file, or the run a --ciq-debug-pack=DIR|ZIP with NVIDIA's O0.acf and "
     "O3.acf"
 )
@@ -51,26 +50,14 @@ def judge_kernel(
 ) -> Verdict:
     """``accept`` takes an O0 or O3 ACF that its sidecar does not describe."""
     kernel = bench.kernel
-    source = "acf"
-    if known.o0 is not None:
-        o0 = Arm(known.o0.acf.name, known.o0.acf)
-        o3 = None if known.o3 is None else Arm(known.o3.acf.name, known.o3.acf)
-    elif kernel.takes_flags:
-        source = "raw -O0 and -O3"
-        o0, o3 = Arm("raw -O0", flags=("-O0",)), Arm("raw -O3", flags=("-O3",))
-    else:
-        raise ProofError(
-            f"{kernel.name}: there is no O0 ACF, and this kernel takes no ptxas flags instead",
-            remedy=_NO_O0,
-            reason=Reason.UNFIT,
-        )
+    o0, o3 = _arms(bench, known)
     sample = known.o0.acf if known.o0 else known.sample
     damaged = sample.damaged() if sample else nonsense()
     arms = [o0] if o3 is None else [o0, o3]
     bench.build([BASELINE, Arm(damaged.name, damaged), *arms])  # all at once: parallel
     baseline = proof.baseline_build(bench)
     numbers: dict[str, object] = {
-        "source": source,
+        "source": " and ".join("raw flags" if arm.acf is None else "acf" for arm in arms),
         "refused": proof.refused(bench, sample),
         "ptxas": proof.ptxas_of(bench, baseline),
         "margin": params.margin,
@@ -101,6 +88,21 @@ def judge_kernel(
         message=text + ("" if o3 is not None else "; no O3 ACF to try"),
         numbers=numbers,
     )
+
+
+def _arms(bench: Workbench, known: KnownAcfs) -> tuple[Arm, Arm | None]:
+    """O0 and O3: the files that are known, else raw flags; a known O0 alone is enough."""
+    kernel = bench.kernel
+    given = None if known.o3 is None else Arm(known.o3.acf.name, known.o3.acf)
+    if known.o0 is not None:
+        return Arm(known.o0.acf.name, known.o0.acf), given
+    if not kernel.takes_flags:
+        raise ProofError(
+            f"{kernel.name}: there is no O0 ACF, and this kernel takes no ptxas flags instead",
+            remedy=NO_O0,
+            reason=Reason.UNFIT,
+        )
+    return Arm("raw -O0", flags=("-O0",)), given or Arm("raw -O3", flags=("-O3",))
 
 
 def _effects(
@@ -226,114 +228,3 @@ def _compared(before: dict[str, int], after: dict[str, int]) -> str:
         for name in before
         if name in after
     )
-
-
-def judge_objective(
-    bench: ObjectiveBench,
-    known: KnownAcfs,
-    params: CanaryParams,
-    *,
-    accept: bool,
-    stopwatch: Stopwatch | None = None,
-) -> Verdict:
-    if known.o0 is None:
-        raise ProofError(
-            f"{bench.objective.name}: there is no O0 ACF to try the objective with",
-            remedy=_NO_O0,
-            reason=Reason.UNFIT,
-        )
-    o0_acf = known.o0.acf
-    damaged = o0_acf.damaged()
-    answer = bench.evaluate(damaged, damaged.name)
-    if not answer.refused and not answer.scores:  # crashed, hung or a bad shape is no refusal
-        readable(answer, bench, None)
-    if answer.scores:
-        raise ProofError(
-            f"{bench.objective.name} gave {damaged.name} the score {_list(answer.scores)}: it does not "
-            "read the ACF, or hides that the build failed",
-            remedy='hand the ACF to ptxas, and return "*" when the build fails',
-            reason=Reason.NOT_APPLIED,
-        )
-    baseline = readable(bench.evaluate(None, "the baseline"), bench, None)
-    o0 = readable(bench.evaluate(o0_acf, o0_acf.name), bench, known.o0)
-    for committed in (known.o0, known.o3):
-        if committed is not None:
-            proof.check_sidecar(committed.acf, committed.sidecar, accept=accept)
-    numbers: dict[str, object] = {
-        "source": "acf",
-        "refused": damaged.name,
-        "baseline": list(baseline),
-        "o0": list(o0),
-        "margin": params.margin,
-        "tolerance": params.tolerance,
-    }
-    if stopwatch is not None and _varies(bench, baseline):
-        return _repeated(bench, known, params, numbers, {"baseline": baseline, "o0": o0}, stopwatch)
-    kind = bench.objective.problem_type
-    worse = [ratio(after, before, kind) for before, after in zip(baseline, o0, strict=True)]
-    if max(worse) < params.margin:
-        raise CiqError(
-            f"{o0_acf.name} makes no score worse by {params.margin:g}x: {list(baseline)} on the "
-            f"baseline, {list(o0)} with it",
-            remedy="the objective does not see what the compiler does: check that it measures "
-            "the kernel that it builds",
-            reason=Reason.NO_EFFECT,
-            numbers=numbers,
-        )
-    if known.o3 is not None:
-        o3 = readable(bench.evaluate(known.o3.acf, known.o3.acf.name), bench, known.o3)
-        numbers["o3"] = list(o3)
-        worst = max(ratio(after, before, kind) for before, after in zip(baseline, o3, strict=True))
-        if worst > 1 + params.tolerance:
-            raise CiqError(
-                f"{known.o3.acf.name} makes the score worse by {worst:.3g}x: {list(baseline)} on the "
-                f"baseline, {list(o3)} with it",
-                remedy="plain ptxas is an -O3 already: look for other flags in the baseline",
-                reason=Reason.SLOWER,
-                numbers=numbers,
-            )
-    return Verdict(
-        check=Check.CANARY,
-        kernel=bench.objective.name,
-        status=Status.PASS,
-        message=f"damage refused; {o0_acf.name}: score {_list(baseline)} -> {_list(o0)}"
-        + ("" if known.o3 is not None else "; no O3 ACF to try"),
-        numbers=numbers,
-    )
-
-
-def _varies(bench: ObjectiveBench, baseline: tuple[float, ...]) -> bool:
-    """Is this one score that changes from call to call? Several are compared as they come."""
-    again = readable(bench.repeat(None, "the baseline"), bench, None)
-    return len(baseline) == 1 and again != baseline
-
-
-def _repeated(
-    bench: ObjectiveBench,
-    known: KnownAcfs,
-    params: CanaryParams,
-    numbers: dict[str, object],
-    first: dict[str, tuple[float, ...]],
-    stopwatch: Stopwatch,
-) -> Verdict:
-    assert known.o0 is not None
-    rule = decide.canary_o0(params.margin)
-    scores = {None: first["baseline"], known.o0.acf: first["o0"]}
-    test = repetition.judge(bench, known.o0.acf, rule, scores, stopwatch)
-    answer = repetition.verdict(Check.CANARY, bench, known.o0.acf, test, numbers)
-    if answer.status is not Status.PASS or known.o3 is None:
-        return answer
-    o3 = known.o3.acf
-    scores = {None: first["baseline"], o3: readable(bench.evaluate(o3, o3.name), bench, known.o3)}
-    rule = decide.not_slower(params.tolerance)
-    test = repetition.judge(bench, o3, rule, scores, stopwatch)
-    last = repetition.verdict(Check.CANARY, bench, o3, test, {**numbers, "o0": answer.numbers})
-    return replace(
-        last,
-        message=f"{answer.message}; {last.message}",
-        samples=[*answer.samples, *last.samples],
-    )
-
-
-def _list(scores: tuple[float, ...]) -> str:
-    return ", ".join(f"{score:g}" for score in scores)

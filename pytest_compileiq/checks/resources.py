@@ -37,6 +37,15 @@ def judge_kernel(
             )
         proof.check_sidecar(acf, committed.sidecar, accept=accept)
         baseline, build, arm = shown.baseline, shown.build, acf.name
+    if (
+        params.limits().get("max_constant_bytes") is not None
+        and bench.kernel.code_of(build) is None
+    ):
+        raise CiqError(
+            f"the build of {arm} gives no cubin, and constant memory is read from nothing else",
+            remedy="give Build.cubin, or leave max_constant_bytes= out",
+            reason=Reason.UNFIT,
+        )
     used = _report(bench, build, arm).as_numbers()
     before = _report(bench, baseline, "the baseline").as_numbers()
     numbers: dict[str, object] = {

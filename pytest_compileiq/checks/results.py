@@ -6,6 +6,8 @@ breaks a kernel now and then is caught by asking twice.
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.gpu import stream
 from pytest_compileiq.isolation import child
@@ -57,7 +59,7 @@ def fault_of(
         )
     try:
         kernel.check()
-    except Exception as error:
+    except (Exception, pytest.fail.Exception) as error:
         return _wrong(arm, when, _first_lines(error), plain=plain)
     return None
 
@@ -76,6 +78,6 @@ def _wrong(arm: Arm, when: str, said: str, *, plain: bool) -> CiqError:
     )
 
 
-def _first_lines(error: Exception) -> str:
+def _first_lines(error: BaseException) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else f"{text[:297]}..."

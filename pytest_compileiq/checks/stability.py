@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_compileiq.checks import timing
+from pytest_compileiq.checks import proof, timing
 from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.marks import StabilityParams
 from pytest_compileiq.measure.replay import record_spread
@@ -31,6 +31,7 @@ def judge_kernel(bench: Workbench, params: StabilityParams, stopwatch: Stopwatch
     """Time the baseline until it is decided whether its launches differ by more than allowed."""
     name = bench.kernel.name
     numbers: dict[str, object] = {"limit_percent": params.percent}
+    proof.baseline_build(bench)
     if (why := stopwatch.obstacle(bench)) is not None:
         return timing.unfit(Check.CV, name, why, numbers)
     test = stopwatch.spread(bench, BASELINE, params.percent / 100)

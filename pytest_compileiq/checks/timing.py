@@ -14,7 +14,7 @@ from pytest_compileiq.gpu.clocks import ClockState
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.session import Held
 from pytest_compileiq.isolation import child
-from pytest_compileiq.measure import spread, units
+from pytest_compileiq.measure import decide, spread, units
 from pytest_compileiq.measure.blocks import Pilot
 from pytest_compileiq.measure.decide import End, Outcome, Rule
 from pytest_compileiq.measure.replay import record_units
@@ -199,7 +199,7 @@ class Stopwatch:
         assert isinstance(build, Build)
         name = self._name(bench, arm)
         timer.add(name, Pair(bench.kernel, dict.fromkeys(Side, build)))
-        test = SpreadTest(limit)
+        test = SpreadTest(limit, alpha_fail=decide.ALPHA_FAIL / self._tests)
         began = time.perf_counter()
         for seconds in timer.series(name):
             decided = test.update(seconds)

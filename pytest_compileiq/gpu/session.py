@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu.card import relation
-from pytest_compileiq.gpu.clocks import ClockState, Mode, guarded
+from pytest_compileiq.gpu.clocks import ClockState, LockRefused, Mode, guarded
 from pytest_compileiq.gpu.evidence import Condition, Evidence
 from pytest_compileiq.gpu.identity import Gpu, cuda_environment, on_started_cuda
 from pytest_compileiq.gpu.lease import Lease, first_free
@@ -96,10 +96,17 @@ def acquire(
             stack.callback(lease.release)
         taken = first_free(list(leases.values()), timeout_s)
         gpu = next(gpu for gpu, lease in leases.items() if lease is taken)
-        own = None if lock is None else lock(gpu, Policy(mode, sm_mhz))
+        # A site's hook sets clocks in its own way, and to observe is to set nothing.
+        own = None if lock is None or mode == "observe" else lock(gpu, Policy(mode, sm_mhz))
         link: Link | None = None
         if own is not None:
             clocks = stack.enter_context(own)
+            if mode == "require" and not clocks.locked:
+                raise LockRefused(
+                    f"--ciq-clocks=require, and pytest_ciq_lock_clocks has not locked {gpu}: "
+                    f"{clocks.why or 'it gives no reason'}",
+                    remedy="see to the site's own way of locking, or use --ciq-clocks=auto",
+                )
         else:
             kept = stack.enter_context(guarded(gpu, mode, sm_mhz, lease=taken))
             clocks, link = kept.state, kept.link

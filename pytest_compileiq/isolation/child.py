@@ -25,7 +25,7 @@ from pytest_compileiq.isolation.messages import Kind, Progress
 if TYPE_CHECKING:
     import warnings
 
-    from pytest_compileiq.isolation.crash import CrashProperties
+    from pytest_compileiq.isolation.crash import CrashProperties, Properties
 
 _channel: Channel | None = None
 
@@ -91,7 +91,7 @@ class Hooks:
         self._crash_properties = crash_properties
         self._item: pytest.Item | None = None
         self._failed = False
-        self._context_is_dead = False
+        self._death: Properties = []
 
     def run(self, item: pytest.Item) -> None:
         """Run one item through the whole hook, so that all wrappers of it work here too."""
@@ -125,9 +125,11 @@ class Hooks:
         from pytest_compileiq.isolation import probes
 
         report = yield
-        if self._context_is_dead or (error := probes.sticky_cuda_error()) is None:
+        if self._death:  # the last report of a test is the one that counts
+            report.user_properties[:] = self._death
             return report
-        self._context_is_dead = True
+        if (error := probes.sticky_cuda_error()) is None:
+            return report
         from pytest_compileiq.isolation import crash
         from pytest_compileiq.verdict import Reason
 
@@ -140,7 +142,8 @@ class Hooks:
             remedy=crash.remedy_at(progress),
             kept=kept,
         )
-        report.user_properties[:] = self._crash_properties(item, died)
+        self._death = list(self._crash_properties(item, died))
+        report.user_properties[:] = self._death
         if report.failed:
             report.sections.append(("isolated test", died.text_for_people))
         else:  # passed, skipped, or expected to fail: none of them is an answer any more

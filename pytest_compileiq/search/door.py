@@ -25,12 +25,14 @@ class CiqSearch:
         base: Path,
         folder: Path,
         task_timeout: float,
+        max_seconds: float | None,
         keep: bool,
         gpus: Callable[[int], Sequence[str]],
     ) -> None:
         self._base = base
         self._folder = folder
         self._task_timeout = task_timeout
+        self._max_seconds = max_seconds
         self._keep = keep
         self._gpus = gpus
         self.searches: list[GuardedSearch] = []
@@ -56,7 +58,8 @@ class CiqSearch:
     ) -> GuardedSearch:
         """A search, configured and not yet started; see ``engine.open_search`` for the words.
 
-        ``task_timeout`` is ``--ciq-timeout`` unless given. A relative path of a search space is
+        ``task_timeout`` is ``--ciq-timeout`` unless given, or a quarter of it in an isolated
+        test, whose searches end after 0.8 of it. A relative path of a search space is
         relative to the test file. On GPUs there are no more workers than GPUs that are free:
         two of them on one GPU would time each other.
         """
@@ -80,7 +83,7 @@ class CiqSearch:
             workers=min(workers, len(gpus)) if gpus else workers,
             task_timeout=task_timeout or self._task_timeout,
             max_calls=max_calls,
-            max_seconds=max_seconds,
+            max_seconds=max_seconds or self._max_seconds,
             seed=seed,
             tracker=tracker,
             environment=environment,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pytest_compileiq.isolation import child, contain
+from pytest_compileiq.isolation import child, contain, probes
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.verdict import Reason
 
@@ -178,6 +178,14 @@ def _exception_fault(error: str, trace: str, arm: str, *, baseline: bool) -> Fau
         )
     where = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     at = f" ({where[-1]})" if where else ""
+    if baseline and probes.cuda_is_started():
+        return Fault(
+            Reason.UNFIT,
+            f"the objective raised {error} on {arm}{at}; it was called in a fork of a process "
+            "that has started CUDA, where CUDA works no more",
+            "give Objective(function, contained=False), or let nothing in this test start CUDA "
+            "before the objective",
+        )
     return Fault(
         Reason.CRASHED,
         f"the objective raised {error} on {arm}{at}",

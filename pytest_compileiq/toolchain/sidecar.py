@@ -187,7 +187,11 @@ def refreshed(old: Sidecar | None, new: Sidecar) -> Sidecar:
     """
     if old is None or old.sha256 != new.sha256:
         return new
-    if new.ptx_sha256 is not None and old.ptx_sha256 not in (None, new.ptx_sha256):
+    made_for = ("ptx_sha256", "arch", "ptxas")  # a win elsewhere is no win here
+    if any(
+        None not in (before := getattr(old, name), now := getattr(new, name)) and before != now
+        for name in made_for
+    ):
         return new
     missing = {
         name: value

@@ -35,6 +35,8 @@ def check(pytester: pytest.Pytester, *marks: str, kernel: str = "sgemm.ptx") -> 
         ("ciq_canary(o0='best.acf', margin=3)", "no-effect", "best.acf makes nothing worse by 3x"),
         ("ciq_canary(o0='worst.acf', o3='worst.acf')", "slower", "worst.acf makes the code worse"),
         ("ciq_canary(margin=1e6)", "no-effect", "raw -O0 makes nothing worse"),
+        ("ciq_canary(o3='worst.acf')", "slower", "worst.acf makes the code worse"),
+        ("ciq_canary(o3='best.acf')", None, "raw -O0"),
         ("ciq_canary(o0='none.acf')", "rejected", "does not exist"),
     ],
 )
@@ -50,6 +52,27 @@ def test_canary(
     assert message in record["message"]
     if reason is None:
         assert record["numbers"]["refused"].startswith(("damaged-", "nonsense"))
+
+
+def test_an_o3_file_alone_is_tried_and_accepted(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    (sgemm.path / "best.acf.json").unlink()
+    check(sgemm, "ciq_canary(o3='best.acf')")
+    _, records = run_json("--ciq-accept")
+    assert one(records, "canary")["numbers"]["o3"]["spill_bytes"] == 536
+    assert (sgemm.path / "best.acf.json").exists()
+
+
+def test_constant_memory_is_not_known_without_a_cubin(
+    pytester: pytest.Pytester, run_json: RunJson
+) -> None:
+    log = "ptxas info : Compiling entry function 'k' for 'sm_90'\nptxas info : Used 8 registers\n"
+    pytester.makepyfile(
+        HEAD + "@pytest.mark.ciq_resources(max_constant_bytes=10)\n"
+        f"def test(ciq): ciq.check(Kernel(lambda acf: Build(ptxas_log={log!r})))"
+    )
+    _, records = run_json()
+    assert one(records, "resources")["reason"] == "unfit"
+    assert "constant memory is read from nothing else" in one(records, "resources")["message"]
 
 
 def test_canary_takes_the_debug_pack_first(sgemm: pytest.Pytester, run_json: RunJson) -> None:

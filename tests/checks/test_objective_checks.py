@@ -168,3 +168,27 @@ def test_the_sidecar_tells_why_an_objective_refused(
     assert records[0]["reason"] == "rejected"
     said = "SHA-256 begins" if spoil == "altered" else "was made for ptxas 13.1, and ptxas 13.3"
     assert said in records[0]["message"]
+
+
+@pytest.mark.parametrize("noisy", [{"baseline": "next(TICK)"}, {"worst": "next(TICK)"}])
+def test_a_canary_is_not_decided_by_one_noisy_call(
+    pytester: pytest.Pytester, run_json: RunJson, noisy: dict[str, str]
+) -> None:
+    write(pytester, *CANARY, **noisy)
+    source = pytester.path / f"{pytester.path.name.rstrip('0123456789')}.py"
+    (test,) = pytester.path.glob("test_*.py") if not source.exists() else (source,)
+    state = pytester.path / "calls"  # each call is in a process of its own
+    head = (
+        "import pathlib\n"
+        "def ticks():\n"
+        f"    calls = pathlib.Path({str(state)!r})\n"
+        "    n = len(calls.read_bytes()) if calls.exists() else 0\n"
+        "    calls.open('ab').write(b'.')\n"
+        "    yield 100 + n\n"
+    )
+    test.write_text(head + test.read_text().replace("next(TICK)", "next(ticks())"))
+    result, records = run_json()
+    result.assert_outcomes(skipped=1)
+    (record,) = records
+    assert (record["status"], record["reason"]) == ("undecided", "undecided")
+    assert "change from call to call" in record["message"]

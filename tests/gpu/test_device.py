@@ -172,6 +172,39 @@ def pytest_ciq_lock_clocks(config, gpu, policy):
     assert not machine.changes()
 
 
+@pytest.mark.parametrize(
+    ("mode", "outcome", "text"),
+    [
+        ("auto", {"passed": 1}, "clocks observed (not today)"),
+        ("observe", {"passed": 1}, "clocks observed (asked to observe)"),
+        ("require", {"errors": 1}, "has not locked GPU 0 *: not today"),
+    ],
+)
+def test_a_site_s_lock_is_asked_and_believed_as_our_own(
+    machine: Machine,
+    run: Run,
+    pytester: pytest.Pytester,
+    mode: str,
+    outcome: dict[str, int],
+    text: str,
+) -> None:
+    """To observe is to set nothing, by no one's hand; to require is to have a lock."""
+    pytester.makeconftest(
+        """
+from contextlib import nullcontext
+from pytest_compileiq.gpu.clocks import ClockState
+
+def pytest_ciq_lock_clocks(config, gpu, policy):
+    assert policy.mode != "observe"
+    return nullcontext(ClockState(locked=False, requested="site", why="not today"))
+"""
+    )
+    result = run(HOLD, "--ciq-gpu=0", f"--ciq-clocks={mode}")
+    result.assert_outcomes(**outcome)
+    result.stdout.fnmatch_lines([f"*{text}*"])
+    assert not machine.changes()
+
+
 def test_a_process_of_its_own_uses_what_is_held_for_it(
     machine: Machine, run: Run, pytester: pytest.Pytester
 ) -> None:

@@ -412,15 +412,20 @@ def test_xfail(ciq): launch(); assert 0
 def test_xpass(ciq): launch()
 def test_setup(ciq, before): jot("ran")
 def test_teardown(ciq, after): pass
+def test_answered(ciq):
+    ciq.assert_objective(lambda config: "*" if config else 1.0)
+    launch()
 def test_plain(): assert "libcuda" not in open("/proc/self/maps").read()
 """
     )
     result = suite.run("-rA", "--ciq-json=x.json")
-    assert result.counts == {"failed": 4, "error": 2, "passed": 2}, result.out
+    assert result.counts == {"failed": 5, "error": 2, "passed": 2}, result.out
     text = "isolated test crashed at arm O0: the CUDA context died of CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert result.out.count(text) == 6
+    assert result.out.count(text) == 7
     records = json.loads((suite.path / "x.json").read_text())["records"]
-    assert [record["reason"] for record in records] == ["crashed"] * 6
+    # The check that had its answer keeps it, and the death is on record beside it.
+    reasons = [record["reason"] for record in records]
+    assert sorted(reasons, key=str) == [None, *["crashed"] * 7]
 
 
 def test_a_fork_of_a_test_may_run_checks(suite: Suite) -> None:
