@@ -1,0 +1,17 @@
+"""Sphinx: ``tox -e docs`` builds the pages into .tox/docs/html; a warning is an error."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as _version
+
+project = "pytest-compileiq"
+author = "pytest-compileiq developers"
+copyright = "2026, pytest-compileiq developers"
+release = version = _version("pytest-compileiq")
+
+extensions = ["myst_parser"]
+myst_heading_anchors = 3
+exclude_patterns = ["img/demo"]
+html_theme = "furo"
+html_title = f"pytest-compileiq {release}"
+html_show_sphinx = False
