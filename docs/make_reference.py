@@ -108,11 +108,13 @@ def options() -> str:
 
 def marks_page() -> str:
     parts = [
-        f"# Marks\n{WRITTEN_BY}\n"
-        "A mark says what has to hold; the test hands over its subject with `ciq.check(subject)`. "
-        "The closest mark wins: of a parameter set, the function, the class, the module. A mark "
-        "on a test that hands nothing over fails that test, and so does a wrong argument. Paths "
-        "are relative to the test file. The checks run in the order of this page.\n"
+        (
+            f"# Marks\n{WRITTEN_BY}\n"
+            "A mark says what has to hold; the test hands over its subject with `ciq.check(subject)`. "
+            "The closest mark wins: of a parameter set, the function, the class, the module. A mark "
+            "on a test that hands nothing over fails that test, and so does a wrong argument. Paths "
+            "are relative to the test file. The checks run in the order of this page.\n"
+        )
     ]
     for name, (_, kind) in marks.MARKS.items():
         text = _markdown(kind.__doc__ or "").partition(": ")[2]
@@ -141,9 +143,11 @@ def subjects() -> str:
     names = ["PtxKernel", "NvccKernel", "TritonKernel", "HelionKernel", "Kernel", "Build"]
     names += ["Objective", "ForkWorker", "open_search"]
     parts = [
-        f"# Subjects and other classes\n{WRITTEN_BY}\n"
-        "All of these are imported from `pytest_compileiq`. What a test hands to `ciq.check` is a "
-        "kernel, an `Objective`, or a function, which is taken as an objective.\n"
+        (
+            f"# Subjects and other classes\n{WRITTEN_BY}\n"
+            "All of these are imported from `pytest_compileiq`. What a test hands to `ciq.check` is a "
+            "kernel, an `Objective`, or a function, which is taken as an objective.\n"
+        )
     ]
     for name in names:
         made = getattr(pytest_compileiq, name)
@@ -187,9 +191,11 @@ def fixtures() -> str:
 
 def hooks() -> str:
     parts = [
-        f"# Hooks\n{WRITTEN_BY}\n"
-        "For a `conftest.py` or a plugin. An implementation names only the arguments that it "
-        "needs.\n"
+        (
+            f"# Hooks\n{WRITTEN_BY}\n"
+            "For a `conftest.py` or a plugin. An implementation names only the arguments that it "
+            "needs.\n"
+        )
     ]
     for node in _functions("hookspecs.py"):
         names = ", ".join(argument.arg for argument in node.args.args)
@@ -202,7 +208,8 @@ def hooks() -> str:
 
 def commands() -> str:
     rows = [
-        [f"`python -m pytest_compileiq {name}`", line] for name, (_, line) in __main__.COMMANDS.items()
+        [f"`python -m pytest_compileiq {name}`", line]
+        for name, (_, line) in __main__.COMMANDS.items()
     ]
     return (
         f"# Commands\n{WRITTEN_BY}\nWhat runs no tests. Each takes `--help`.\n\n"

@@ -62,7 +62,9 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Path) -> None:
 def test_the_sdist_has_the_examples_acfs_and_no_search_space(built: Path) -> None:
     names = files_of_sdist(built)
     assert {name for name in names if name.endswith(".acf")} == OWN_ACFS
-    assert [name for name in names if re.search(r"search[_-]space.*\.bin|\.(bin|cubin|zip)$", name)] == []
+    assert [
+        name for name in names if re.search(r"search[_-]space.*\.bin|\.(bin|cubin|zip)$", name)
+    ] == []
     beside = {str(Path(name).parent / "NOTICE") for name in OWN_ACFS}
     assert beside <= names, "an ACF lies beside the notice of whose it is"
     needed = {"README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
