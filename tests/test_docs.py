@@ -11,7 +11,7 @@ A block's fence says what it is. Its words after the language:
   implementation of hooks with the arguments that these have
 * ``needs=gpu`` and so on: left out where that is missing, run where it is there
 
-Blocks of a page share one folder, which holds the files of examples/ptx.
+Blocks of a page share one folder, with the kernel and the ACFs of examples/ptx, and reports/.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from docs import make_reference
-from pytest_compileiq import hookspecs
+from pytest_compileiq import hookspecs, settings
 from pytest_compileiq.toolchain.ptxas import Ptxas
 
 ROOT = Path(__file__).parent.parent
@@ -42,8 +42,8 @@ PAGES = [
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "reasons.md"),
 ]
 NEEDS = {
-    *("docker", "flashinfer", "gpu", "helion", "network", "nvcc", "search-space", "tox"),
-    "triton",
+    *("docker", "flashinfer", "gpu", "helion", "matplotlib", "network", "nvcc", "search-space"),
+    *("tox", "triton"),
 }
 
 
@@ -198,8 +198,9 @@ def test_every_block_does_what_the_page_says(
 ) -> None:
     reader = Reader(tmp_path, pytestconfig, ptxas)
     if page.name != "tutorial.md":  # which copies them by a command of its own
-        for file in (ROOT / "examples" / "ptx").glob("*.[ap]*"):
-            shutil.copy(file, reader.folder)
+        for name in ("sgemm.ptx", "best.acf", "best.acf.json", "worst.acf", "worst.acf.json"):
+            shutil.copy(ROOT / "examples" / "ptx" / name, reader.folder)
+        shutil.copytree(ROOT / "benchmarks" / "results", reader.folder / "reports")
     for block in blocks_of(page):
         try:
             reader.read(block)
@@ -260,3 +261,17 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         name = str(page.relative_to(ROOT / "docs")).removesuffix(".md")
         assert name == "index" or f"\n{name}\n" in index
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples" / "ci").glob("*.yml")), ids=lambda p: p.name
+)
+def test_ci_files_have_both_tiers_and_give_the_clocks_back(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    whole = yaml.safe_load(text)
+    jobs = whole.get("jobs", whole)
+    assert "--ciq-gpu" not in str(jobs["static"])
+    assert "--ciq-gpu" in str(jobs["gpu"])
+    assert "reset-clocks" in str(jobs["gpu"])
+    known = {option.flag for option in settings.OPTIONS}
+    assert set(re.findall(r"--ciq-[a-z0-9-]+", text)) <= known
