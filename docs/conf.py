@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as _version
+import tomllib
+from pathlib import Path
 
 project = "pytest-compileiq"
 author = "pytest-compileiq developers"
 copyright = "2026, pytest-compileiq developers"
-release = version = _version("pytest-compileiq")
+release = version = tomllib.loads(
+    (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+)["project"]["version"]
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 3
