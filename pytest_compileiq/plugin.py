@@ -85,7 +85,7 @@ def _report(config: pytest.Config, chosen: Settings) -> None:
     reporter = Reporter(config, json_path=chosen.json, plots=chosen.plots)
     config.pluginmanager.register(reporter, "compileiq-reporter")
     isolates = chosen.gpu is not None or chosen.isolate == "require"
-    if isolates and config.get_verbosity() >= 0 and config.pluginmanager.hasplugin("terminal"):
+    if isolates and config.pluginmanager.hasplugin("terminal") and config.get_verbosity() >= 0:
         from pytest_compileiq.report import live
 
         live.register(config)

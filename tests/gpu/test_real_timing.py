@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def kernels(ciq_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    pytest.importorskip("torch", exc_type=ImportError)
+    pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     module: ModuleType = pytest.importorskip("kernels", reason="no benchmarks beside these tests")
     return module
@@ -234,7 +234,7 @@ def scale(ciq: CIQ) -> Iterator[Any]:
     """PtxKernel through the whole fixture: times 3.0, whatever it is checked against."""
     if not ciq.on_gpu:
         pytest.skip("needs a GPU: run with --ciq-gpu=SPEC")
-    torch = pytest.importorskip("torch", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
     n = 1 << 22
     source = torch.rand(n, device="cuda")
     out = torch.empty_like(source)
@@ -309,7 +309,7 @@ def test_the_cv_of_a_steady_kernel(ciq: CIQ, scale: Any) -> None:
 
 def test_raw_o0_is_slower(ciq: CIQ, kernels: ModuleType) -> None:
     """The example's kernel, without any ACF: O0 in time, and O3 as the baseline's own code."""
-    torch = pytest.importorskip("torch", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
     n = 1024
     a, b = (torch.rand(n, n, device="cuda") for _ in "ab")
     c = torch.empty_like(a)

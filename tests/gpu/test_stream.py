@@ -69,7 +69,7 @@ def test_no_buffer(buffer: Any, why: str) -> None:
 
 
 def test_dlpack_on_the_host_is_no_gpu_buffer() -> None:
-    pytest.importorskip("cuda.core", exc_type=ImportError)
+    pytest.importorskip("cuda.core")
     with pytest.raises(CiqError, match="not on a GPU"):
         stream.span(np.zeros(3))
 
@@ -82,7 +82,7 @@ def test_without_cuda_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cuda_core_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cuda.core", exc_type=ImportError)
+    pytest.importorskip("cuda.core")
     monkeypatch.setattr("cuda.core.__version__", "1.1.9")
     with pytest.raises(GpuError, match=r"cuda-core 1\.1\.9 is too old"):
         stream.core()
