@@ -57,7 +57,7 @@ def judge_kernel(
     bench.build([BASELINE, Arm(damaged.name, damaged), *arms])  # all at once: parallel
     baseline = proof.baseline_build(bench)
     numbers: dict[str, object] = {
-        "source": " and ".join("raw flags" if arm.acf is None else "acf" for arm in arms),
+        "source": " and ".join(arm.name for arm in arms),
         "refused": proof.refused(bench, sample),
         "ptxas": proof.ptxas_of(bench, baseline),
         "margin": params.margin,

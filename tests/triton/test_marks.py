@@ -50,7 +50,7 @@ def test_compare(ciq):
         result.assert_outcomes(passed=2)
         found = {record["check"]: record for record in records}
         assert found["canary"]["status"] == found["resources"]["status"] == "pass"
-        assert found["canary"]["numbers"]["source"] == "raw -O0 and -O3"
+        assert found["canary"]["numbers"]["source"] == "raw -O0 and raw -O3"
         assert found["win"]["numbers"]["ptx_sha256"]
         assert not [record for record in records if record["status"] == "fail"]
 
