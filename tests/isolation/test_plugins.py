@@ -307,6 +307,8 @@ def test_hypothesis(suite: Suite) -> None:
     suite.write(
         test_a="""
 from hypothesis import given, settings, HealthCheck, strategies as st
+# Not the profile that Hypothesis takes under CI: that one has no database.
+settings.load_profile("default")
 @given(st.integers())
 @settings(suppress_health_check=list(HealthCheck), max_examples=50, deadline=None)
 def test_1(ciq, n): pass
