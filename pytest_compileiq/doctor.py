@@ -22,8 +22,8 @@ from typing import NamedTuple
 from pytest_compileiq.errors import CiqError, GpuError
 from pytest_compileiq.gpu import identity
 from pytest_compileiq.gpu.clocks import missing_permission
+from pytest_compileiq.gpu.guardian_client import DriverError, find_pynvml, reset_command
 from pytest_compileiq.gpu.lease import Folder
-from pytest_compileiq.gpu.link import DriverError, find_pynvml, reset_command
 from pytest_compileiq.gpu.recovery import left_behind
 from pytest_compileiq.toolchain import acf, ptxas
 

@@ -9,10 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pytest_compileiq.errors import GpuError
-from pytest_compileiq.gpu import link as _link
+from pytest_compileiq.gpu import guardian_client
+from pytest_compileiq.gpu.guardian_client import (
+    GuardianClient,
+    HungError,
+    JournalError,
+    LostError,
+    reset_command,
+)
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.lease import Lease
-from pytest_compileiq.gpu.link import HungError, JournalError, Link, LostError, reset_command
 
 Mode = Literal["auto", "require", "observe"]
 _NO_PERMISSION, _NOT_SUPPORTED, _BLOCKED = 4, 3, 17
@@ -59,7 +65,7 @@ class Guarded:
     """The state of the clocks and the guardian that keeps them."""
 
     state: ClockState
-    link: Link
+    link: GuardianClient
 
 
 @contextmanager
@@ -92,12 +98,12 @@ def guarded(
     *,
     lease: Lease,
     mem_mhz: int | None = None,
-    start_deadline_s: float = _link.START_DEADLINE_S,
-    call_deadline_s: float = _link.CALL_DEADLINE_S,
+    start_deadline_s: float = guardian_client.START_DEADLINE_S,
+    call_deadline_s: float = guardian_client.CALL_DEADLINE_S,
 ) -> Iterator[Guarded]:
     """As ``locked``, with the guardian for whoever wants to read the GPU as well."""
     why = "asked to observe" if mode == "observe" else _why_not(gpu)
-    link = Link(
+    link = GuardianClient(
         gpu.uuid,
         lease=lease,
         may_lock=not why,
@@ -199,7 +205,7 @@ def _left_behind(ready: dict[str, Any], cure: str) -> Iterator[str]:
         yield f"a run that was killed may have left clocks locked: {cure}"
 
 
-def _give_back(gpu: Gpu, lease: Lease, link: Link, *, may_lock: bool) -> None:
+def _give_back(gpu: Gpu, lease: Lease, link: GuardianClient, *, may_lock: bool) -> None:
     cure = reset_command(lease.folder)
     try:
         answer = link.close()
@@ -222,8 +228,8 @@ def _give_back(gpu: Gpu, lease: Lease, link: Link, *, may_lock: bool) -> None:
 def _restore_anew(gpu: Gpu, lease: Lease, cure: str) -> dict[str, Any]:
     """The guardian died before us: a new one resets what its journal names."""
     try:
-        with Link(
-            gpu.uuid, lease=lease, may_lock=True, start_deadline_s=_link.CALL_DEADLINE_S
+        with GuardianClient(
+            gpu.uuid, lease=lease, may_lock=True, start_deadline_s=guardian_client.CALL_DEADLINE_S
         ) as link:
             recovered = link.ready["recovered"]
     except GpuError as error:

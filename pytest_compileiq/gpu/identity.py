@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_compileiq.errors import GpuError
-from pytest_compileiq.gpu.link import Link
+from pytest_compileiq.gpu.guardian_client import GuardianClient
 
 FORMS = (
     "an index (0), nvml:0, cuda:0, a UUID or its beginning (GPU-5a3f, MIG-77), a PCI id (3b:00.0)"
@@ -68,7 +68,7 @@ class Machine:
 
 def survey(lookups: Sequence[str] = (), *, deadline_s: float = 60.0) -> Machine:
     """Ask NVML, in a process of its own, for all GPUs. Raises GpuError."""
-    found = Link.survey("machine", lookups=list(lookups), deadline_s=deadline_s)
+    found = GuardianClient.survey("machine", lookups=list(lookups), deadline_s=deadline_s)
     return Machine(
         str(found["driver"]), found["cuda"], tuple(found["gpus"]), tuple(found["lookups"])
     )
@@ -220,7 +220,7 @@ class _Finder:
         return self._in_cuda(number, self._env)
 
     def _in_cuda(self, number: int, env: Mapping[str, str]) -> Gpu:
-        answer = Link.survey("cuda", env=env)
+        answer = GuardianClient.survey("cuda", env=env)
         order = answer["order"]
         if order is None:
             raise self._fail(

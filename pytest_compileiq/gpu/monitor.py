@@ -11,8 +11,8 @@ from typing import Any
 from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu.clocks import ClockState
 from pytest_compileiq.gpu.evidence import Evidence, Sample, busy_before, judge
+from pytest_compileiq.gpu.guardian_client import GuardianClient
 from pytest_compileiq.gpu.identity import Gpu
-from pytest_compileiq.gpu.link import Link
 
 INTERVAL_S = 0.02
 
@@ -43,19 +43,19 @@ class Monitor:
         gpu: Gpu,
         clocks: ClockState | None = None,
         *,
-        link: Link | None = None,
+        link: GuardianClient | None = None,
         interval_s: float = INTERVAL_S,
     ) -> None:
         self.gpu = gpu
         self._clocks = clocks
         self._given = link
-        self._link: Link | None = None
+        self._link: GuardianClient | None = None
         self._interval_s = interval_s
         self._before = ""
         self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Monitor:
-        link = self._given or Link(self.gpu.uuid)
+        link = self._given or GuardianClient(self.gpu.uuid)
         self._link = link
         try:
             first = link.ask("mark")
@@ -130,7 +130,7 @@ class Monitor:
                 if not failed:
                     raise
 
-    def _evidence(self, link: Link, start: dict[str, Any]) -> Evidence:
+    def _evidence(self, link: GuardianClient, start: dict[str, Any]) -> Evidence:
         end = link.ask("mark")
         seen = link.ask("samples", since=start["sample"][0], until=end["sample"][0])
         return judge(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_compileiq.errors import GpuError
+from pytest_compileiq.gpu.guardian_client import GuardianClient
 from pytest_compileiq.gpu.identity import resolve, survey
 from pytest_compileiq.gpu.lease import Folder, Lease
-from pytest_compileiq.gpu.link import Link
 from pytest_compileiq.settings import OPTIONS
 
 # Whoever may write into the folder may put there what is to be printed on a terminal.
@@ -56,7 +56,7 @@ def _reset(uuid: str, folder: Path | None, *, force: bool) -> Outcome:
     try:
         if not lease.try_acquire():
             return Outcome(uuid, False, f"not touched: held by {lease.holder()}")
-        with Link(uuid, lease=lease, may_lock=True) as link:
+        with GuardianClient(uuid, lease=lease, may_lock=True) as link:
             recovered = link.ready["recovered"]
             if force:
                 answer = link.ask("reset_all")

@@ -14,9 +14,9 @@ from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu.card import relation
 from pytest_compileiq.gpu.clocks import ClockState, LockRefused, Mode, guarded
 from pytest_compileiq.gpu.evidence import Condition, Evidence
+from pytest_compileiq.gpu.guardian_client import GuardianClient
 from pytest_compileiq.gpu.identity import Gpu, cuda_environment, on_started_cuda
 from pytest_compileiq.gpu.lease import Lease, first_free
-from pytest_compileiq.gpu.link import Link
 from pytest_compileiq.gpu.monitor import Monitor, Window
 
 #: Tells a process started by a test which GPU its ancestor holds, so that it takes no second one.
@@ -98,7 +98,7 @@ def acquire(
         gpu = next(gpu for gpu, lease in leases.items() if lease is taken)
         # A site's hook sets clocks in its own way, and to observe is to set nothing.
         own = None if lock is None or mode == "observe" else lock(gpu, Policy(mode, sm_mhz))
-        link: Link | None = None
+        link: GuardianClient | None = None
         if own is not None:
             clocks = stack.enter_context(own)
             if mode == "require" and not clocks.locked:

@@ -15,8 +15,14 @@ from pytest_compileiq.errors import CiqError
 from pytest_compileiq.isolation import crash as _crash
 from pytest_compileiq.isolation import messages
 from pytest_compileiq.isolation.crash import Crash, CrashProperties
-from pytest_compileiq.isolation.link import Ended, Link, LostError, NotStartedError, OnSecond
 from pytest_compileiq.isolation.messages import Kind, Progress
+from pytest_compileiq.isolation.zygote_client import (
+    Ended,
+    LostError,
+    NotStartedError,
+    OnSecond,
+    ZygoteClient,
+)
 from pytest_compileiq.verdict import Reason
 
 #: Holds what a test needs (the GPU, its clocks) around its process; yields its environment.
@@ -51,7 +57,7 @@ class Attempter:
     def __init__(
         self,
         config: pytest.Config,
-        link: Link,
+        link: ZygoteClient,
         *,
         environment_for: EnvironmentFor,
         timeout_for: Callable[[pytest.Item], float],

@@ -29,10 +29,10 @@ from pytest_compileiq.isolation.attempt import (
 )
 from pytest_compileiq.isolation.child import Runner
 from pytest_compileiq.isolation.crash import Crash, CrashProperties
-from pytest_compileiq.isolation.link import Link, LostError
 from pytest_compileiq.isolation.messages import Kind
 from pytest_compileiq.isolation.probes import Problem
 from pytest_compileiq.isolation.reruns import Reruns
+from pytest_compileiq.isolation.zygote_client import LostError, ZygoteClient
 from pytest_compileiq.verdict import Reason
 
 NAME = "compileiq-isolation"
@@ -99,8 +99,8 @@ class Isolation:
         self._config = config
         self._before_fork = before_fork
         self._preload = preload
-        self._early: Link | None = None
-        self._link: Link | None = None
+        self._early: ZygoteClient | None = None
+        self._link: ZygoteClient | None = None
         self._refusal: Crash | None = None  # why each isolated item fails from here on
         self._cuda_starter = ""
         self._index: dict[pytest.Item, int] = {}
@@ -179,7 +179,7 @@ class Isolation:
             return
         self._warn(f"tests are not isolated, a crash ends the run: {text}. To do: {remedy}")
 
-    def _fork(self, session: pytest.Session, *, collected: bool) -> Link | None:
+    def _fork(self, session: pytest.Session, *, collected: bool) -> ZygoteClient | None:
         # Else each child would make a base directory of its own, and with --basetemp (always
         # given to xdist's workers) delete the one that is there.
         factory = getattr(self._config, "_tmp_path_factory", None)
@@ -200,10 +200,10 @@ class Isolation:
 
         foreign = (self._early,) if self._early is not None else ()
         with suppress(OSError):
-            return Link(runner, prepare, foreign=foreign)
+            return ZygoteClient(runner, prepare, foreign=foreign)
         return None
 
-    def _close(self, link: Link | None) -> None:
+    def _close(self, link: ZygoteClient | None) -> None:
         if link is not None:
             link.close()
         if link is self._early:
@@ -303,7 +303,7 @@ class Isolation:
         )  # fmt: skip
 
 
-def _problems(link: Link | None) -> set[str]:
+def _problems(link: ZygoteClient | None) -> set[str]:
     if link is None:
         return {"lost"}
     try:

@@ -23,8 +23,8 @@ from typing import Any
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.isolation import messages, probes
 from pytest_compileiq.isolation.contain import one_line
-from pytest_compileiq.isolation.link import Ended, Link, LostError, NotStartedError
 from pytest_compileiq.isolation.messages import Kind
+from pytest_compileiq.isolation.zygote_client import Ended, LostError, NotStartedError, ZygoteClient
 from pytest_compileiq.search.causes import Answer, Cause
 from pytest_compileiq.subjects.objective import judge
 
@@ -32,7 +32,7 @@ from pytest_compileiq.subjects.objective import judge
 FOREVER = 1e6
 #: Opening and re-opening: a fork must not come between another thread's fork and its `close`.
 _forking = threading.Lock()
-_open: list[Link] = []
+_open: list[ZygoteClient] = []
 
 
 class Lane:
@@ -51,12 +51,12 @@ class Lane:
         self.notes: list[str] = []
         self._link = self._fork()
 
-    def _fork(self) -> Link:
+    def _fork(self) -> ZygoteClient:
         import compileiq.utils.validation  # noqa: F401  here, once, and not in each child
 
         inherited = functools.partial(probes.in_zygote, cuda_started=probes.cuda_is_started())
         with _forking:
-            link = Link(self._run_child, inherited, foreign=tuple(_open))
+            link = ZygoteClient(self._run_child, inherited, foreign=tuple(_open))
             _open.append(link)
         try:
             problems = link.ready()
@@ -81,7 +81,7 @@ class Lane:
             )
         return link
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: ZygoteClient) -> None:
         with _forking:
             _open.remove(link)
         link.close()

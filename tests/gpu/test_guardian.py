@@ -21,9 +21,9 @@ import pytest
 from pytest_compileiq.gpu import journal
 from pytest_compileiq.gpu.card import relation
 from pytest_compileiq.gpu.clocks import ClockState, LockRefused, Mode, RestoreError, guarded, locked
+from pytest_compileiq.gpu.guardian_client import GuardianClient, HungError, JournalError, LostError
 from pytest_compileiq.gpu.identity import Gpu, resolve
 from pytest_compileiq.gpu.lease import Lease
-from pytest_compileiq.gpu.link import HungError, JournalError, Link, LostError
 from pytest_compileiq.gpu.session import VARIABLE, acquire, adopted
 from tests.fake_nvml.machine import RESET, RESET_MEMORY, SET, Machine
 from tests.gpu.conftest import NewMachine, gpu_of
@@ -144,7 +144,10 @@ def test_the_journal_tells_who_and_what(machine: Machine, gpu: Gpu, folder: Path
 def test_a_folder_without_room_for_a_journal_locks_nothing(
     machine: Machine, gpu: Gpu, folder: Path
 ) -> None:
-    with Lease(gpu, folder=folder) as lease, Link(gpu.uuid, lease=lease, may_lock=True) as link:
+    with (
+        Lease(gpu, folder=folder) as lease,
+        GuardianClient(gpu.uuid, lease=lease, may_lock=True) as link,
+    ):
         resource.prlimit(link.process.pid, resource.RLIMIT_FSIZE, (20, 20))
         with pytest.raises(
             JournalError, match=r"nothing was locked: .*\(File too large\)"
@@ -253,7 +256,7 @@ def test_guardian_stopped_by_a_signal(machine: Machine, gpu: Gpu, folder: Path) 
 
 
 def test_a_process_that_came_and_went_between_two_marks(machine: Machine, gpu: Gpu) -> None:
-    with Link(gpu.uuid) as link:
+    with GuardianClient(gpu.uuid) as link:
         link.ask("watch", interval_s=0.02)
         start = link.ask("mark")
         machine.add_process(4_000_000)
@@ -287,7 +290,7 @@ def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(
 
     former = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with Link(gpu.uuid) as link:
+        with GuardianClient(gpu.uuid) as link:
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(KeyboardInterrupt):
                 link.ask("mark")
@@ -298,7 +301,7 @@ def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(
 
 def test_what_a_hanging_call_looks_like_from_outside(machine: Machine, gpu: Gpu) -> None:
     machine.rule("nvmlDeviceGetPowerUsage", delay_ms=60_000)
-    link = Link(gpu.uuid)
+    link = GuardianClient(gpu.uuid)
     with pytest.raises(HungError, match="NVML has not answered") as caught:
         link.ask("mark", deadline_s=0.5)
     assert caught.value.looked_at == (f"process {link.process.pid}, in state S",)
@@ -362,7 +365,7 @@ def test_a_kill_of_the_whole_process_group_does_not_reach_it(
 def test_the_lease_is_free_only_after_the_reset(machine: Machine, gpu: Gpu, folder: Path) -> None:
     machine.rule(RESET, delay_ms=400)
     lease = Lease(gpu, folder=folder).acquire()
-    link = Link(gpu.uuid, lease=lease, may_lock=True)
+    link = GuardianClient(gpu.uuid, lease=lease, may_lock=True)
     link.ask("lock", sm=1500, memory=None)
     lease.release()  # our own share; the guardian has its own
     for pipe in (link.process.stdin, link.process.stdout):
@@ -375,7 +378,7 @@ def test_the_lease_is_free_only_after_the_reset(machine: Machine, gpu: Gpu, fold
 
 
 def test_an_observer_cannot_lock(machine: Machine, gpu: Gpu) -> None:
-    link = Link(gpu.uuid)
+    link = GuardianClient(gpu.uuid)
     with pytest.raises(LostError, match="observe"):
         link.ask("lock", sm=1500, memory=None)
     assert not machine.changes()
@@ -472,7 +475,7 @@ def test_ready_within_50_ms_and_half_a_second_a_test(
         subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
         bare.append(time.perf_counter() - start)
         start = time.perf_counter()
-        link = Link(gpu.uuid)
+        link = GuardianClient(gpu.uuid)
         ready.append(time.perf_counter() - start)
         link.close()
         start = time.perf_counter()

@@ -24,9 +24,9 @@ from pytest_compileiq.gpu import clocks as _clocks
 from pytest_compileiq.gpu import identity
 from pytest_compileiq.gpu.clocks import ClockState, LockRefused, RestoreError, guarded
 from pytest_compileiq.gpu.evidence import Condition, Evidence
+from pytest_compileiq.gpu.guardian_client import DriverError, GuardianClient, HungError
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.lease import Lease
-from pytest_compileiq.gpu.link import DriverError, HungError, Link
 from pytest_compileiq.gpu.monitor import Monitor
 from pytest_compileiq.gpu.session import Held, acquire
 from pytest_compileiq.verdict import Reason
@@ -438,7 +438,7 @@ def test_row_26_uuids_in_the_list(new_machine: NewMachine, visible: str) -> None
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
     assert identity.resolve("0", env=env)[0].uuid == machine.uuid(1)
     with pytest.raises(DriverError, match="Not Found"):
-        Link("GPU-00000001")
+        GuardianClient("GPU-00000001")
 
 
 def test_row_27_cuda_started_by_a_conftest_is_late_but_right(

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_compileiq.isolation import link as _link
-from pytest_compileiq.isolation import messages
-from pytest_compileiq.isolation.link import Link, LostError
+from pytest_compileiq.isolation import messages, zygote_client
 from pytest_compileiq.isolation.messages import BadMessageError, Kind, Progress
+from pytest_compileiq.isolation.zygote_client import LostError, ZygoteClient
 
 from .suite_support import kids
 
@@ -114,8 +113,8 @@ class Children:
 
 
 @contextlib.contextmanager
-def linked(prepare: Any = list) -> Iterator[Link]:
-    made = Link(Children(), prepare)
+def linked(prepare: Any = list) -> Iterator[ZygoteClient]:
+    made = ZygoteClient(Children(), prepare)
     try:
         yield made
     finally:
@@ -123,7 +122,9 @@ def linked(prepare: Any = list) -> Iterator[Link]:
         assert not kids()
 
 
-def run(link: Link, task: str, timeout: float = 20) -> tuple[_link.Ended, list[Any]]:
+def run(
+    link: ZygoteClient, task: str, timeout: float = 20
+) -> tuple[zygote_client.Ended, list[Any]]:
     heard: list[Any] = []
     return link.run((task,), timeout, heard.append), heard
 
@@ -166,7 +167,7 @@ def test_a_child_that_sigkill_does_not_end(monkeypatch: pytest.MonkeyPatch) -> N
         os.kill = os.killpg = lambda *args: None  # type: ignore[assignment]
         return []
 
-    monkeypatch.setattr(_link, "KILL_GRACE", 0.5)
+    monkeypatch.setattr(zygote_client, "KILL_GRACE", 0.5)
     with linked(prepare) as link:
         link.ready()
         with pytest.raises(LostError, match=r"could not end its child by SIGKILL within 0.5 s"):
@@ -180,8 +181,8 @@ def test_a_zygote_that_fails_at_its_start(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_zygote_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_link, "READY_LIMIT", 0.2)
-    monkeypatch.setattr(_link, "CLOSE_LIMIT", 0.2)
+    monkeypatch.setattr(zygote_client, "READY_LIMIT", 0.2)
+    monkeypatch.setattr(zygote_client, "CLOSE_LIMIT", 0.2)
     with (
         linked(lambda: time.sleep(100)) as link,
         pytest.raises(LostError, match=r"not ready after 0.2 s"),

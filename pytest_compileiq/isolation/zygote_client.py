@@ -1,4 +1,4 @@
-"""Pytest's end of the line to its zygote: fork it, run children by it, close it."""
+"""Pytest's end of the line to a zygote: fork it, run children by it, close it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Ended:
     stacks: str
 
 
-class Link:
+class ZygoteClient:
     """One zygote. Forks it at once: ``prepare`` and ``run_child`` run on its side."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Link:
         run_child: zygote.RunChild,
         prepare: Callable[[], list[str]],
         *,
-        foreign: tuple[Link, ...] = (),
+        foreign: tuple[ZygoteClient, ...] = (),
     ) -> None:
         """``foreign`` are the links of other zygotes. Raises OSError when the fork fails."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -102,7 +102,7 @@ def reset_command(folder: Path | None) -> str:
     return _RESET if folder is None else f"{_RESET} --ciq-lease-dir={shlex.quote(str(folder))}"
 
 
-class Link:
+class GuardianClient:
     """A running guardian. ``ready`` is its first message. Close it, or use it as a context.
 
     Belongs to the process that started it: in a forked child every request raises GpuError.
@@ -331,7 +331,7 @@ class Link:
             _abandoned.append(self.process)
         self._close()
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> GuardianClient:
         return self
 
     def __exit__(self, *_: object) -> None:
