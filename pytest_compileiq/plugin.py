@@ -92,7 +92,7 @@ def _report(config: pytest.Config, chosen: Settings) -> None:
 
 
 def _isolate(config: pytest.Config, chosen: Settings) -> None:
-    from pytest_compileiq import device
+    from pytest_compileiq import device, warmup
     from pytest_compileiq.isolation import wiring
 
     why_not = wiring.install(
@@ -102,6 +102,7 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
         before_fork=lambda: state.assembler(config).staging,
         # The GPU is held by it, too: whoever locks clocks must not be killed with the test.
         environment_for=lambda item: device.environment_for(config, item, chosen),
+        warm_up=lambda: warmup.warm_up(config),
     )
     if why_not is not None:
         config.stash[state.NOT_ISOLATED] = why_not

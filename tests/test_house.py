@@ -42,6 +42,7 @@ RANK = {
     "selfcheck": 12,
     "searching": 13,
     "state": 12,
+    "warmup": 13,
     "complaints": 13,
     "pytest_fixtures": 14,
     "plugin": 15,

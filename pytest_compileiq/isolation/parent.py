@@ -9,10 +9,9 @@ module again.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
@@ -72,8 +71,8 @@ class Isolation:
     environment variables that the child gets; an exception of it becomes the test's report.
     ``timeout_for(item)`` gives the seconds after which the child is killed.
     ``crash_properties(item, crash)`` makes the user properties of a crash's report.
-    ``before_fork()`` makes what pytest's process has to own and children use, and ``preload``
-    names modules that each child would import otherwise.
+    ``before_fork()`` makes what pytest's process has to own and children use, and ``warm_up()``
+    does, in the zygote, what each child would do again.
 
     Mode "require" fails a test that can not be isolated; "auto" runs it in pytest's process,
     and a warning says so. To be registered as ``NAME``, and only where ``obstacle`` is None.
@@ -89,7 +88,7 @@ class Isolation:
         timeout_for: Callable[[pytest.Item], float] = lambda item: 600.0,
         crash_properties: CrashProperties = _crash.one_record,
         before_fork: Callable[[], object] = lambda: None,
-        preload: Sequence[str] = (),
+        warm_up: Callable[[], object] = lambda: None,
     ) -> None:
         self.wants_isolation = wants_isolation
         self.mode = mode
@@ -98,7 +97,7 @@ class Isolation:
         self.crash_properties = crash_properties
         self._config = config
         self._before_fork = before_fork
-        self._preload = preload
+        self._warm_up = warm_up
         self._early: ZygoteClient | None = None
         self._link: ZygoteClient | None = None
         self._refusal: Crash | None = None  # why each isolated item fails from here on
@@ -191,8 +190,7 @@ class Isolation:
 
         def prepare() -> list[str]:
             if collected:
-                for name in self._preload:
-                    importlib.import_module(name)
+                self._warm_up()
             runner.prepare()
             problems = probes.in_zygote(cuda_started=cuda_started)
             runner.one_torch_thread = Problem.TORCH_THREADS in problems

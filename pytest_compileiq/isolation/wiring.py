@@ -17,9 +17,6 @@ from pytest_compileiq.isolation.crash import Crash, Properties
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
-#: Imported by the zygote, so that no child has to.
-_PRELOAD = ("pytest_compileiq.fixture", "resource")
-
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
@@ -29,6 +26,7 @@ def install(
     *,
     before_fork: Callable[[], object],
     environment_for: EnvironmentFor,
+    warm_up: Callable[[], object],
 ) -> str | None:
     """Register the isolation of tests that use a ``ciq`` fixture; returns why it can not be.
 
@@ -51,7 +49,7 @@ def install(
         timeout_for=lambda item: chosen.timeout,
         crash_properties=crash_properties,
         before_fork=before_fork,
-        preload=_PRELOAD,
+        warm_up=warm_up,
     )
     config.pluginmanager.register(plugin, parent.NAME)
     config.pluginmanager.register(LateRequests(plugin), "compileiq-late-requests")

@@ -243,7 +243,9 @@ def test_crash_with_kids(ciq):
     os._exit(1)
 def test_main_has_one_child():
     (zygote,) = kids()
-    assert kids(zygote) == []  # no zombie, no orphan
+    (next_one,) = kids(zygote)  # no zombie, no orphan
+    assert not kids(next_one)
+    assert "(sleeping)" in open(f"/proc/{next_one}/status").read()
 """
     )
     result = suite.run("-q", "-Wignore")
@@ -323,7 +325,10 @@ def test_after(ciq): pass
 
 
 def test_a_fork_that_fails(suite: Suite) -> None:
-    """The process limit is reached in the zygote: the test fails, the next ones run."""
+    """The process limit is reached in the zygote: the test fails, the next ones run.
+
+    One more child stood by at that time.
+    """
     suite.write(
         conftest="""
 real, main = os.fork, os.getpid()
@@ -337,12 +342,15 @@ os.fork = fork
 def test_1(ciq): pass
 def test_2(): open("full", "w").close()
 def test_3(ciq): pass
-def test_4(): os.unlink("full")
-def test_5(ciq): pass
+def test_4(ciq): pass
+def test_5(): os.unlink("full")
+def test_6(ciq): pass
+def test_7(ciq): pass
 """,
     )
-    result = suite.run()
-    assert result.counts == {"passed": 4, "error": 1}
+    result = suite.run("-rA")
+    assert result.counts == {"passed": 6, "error": 1}
+    assert "ERROR test_a.py::test_4" in result.out
     assert "no process for it could be started: [Errno 11]" in result.out
 
 

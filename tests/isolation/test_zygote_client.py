@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import time
@@ -106,9 +107,8 @@ class Children:
 
     def __call__(self, request: tuple[Any, ...], peer: socket.socket, stacks: int) -> int:
         (task,) = request
-        messages.send(peer, Kind.PROGRESS, task, "", "")
-        if task == "sleep":
-            time.sleep(100)
+        messages.send(peer, Kind.PROGRESS, task, os.getpid(), "")
+        time.sleep({"sleep": 100, "nap": 0.1}.get(task, 0))
         return 7
 
 
@@ -135,7 +135,32 @@ def test_children_one_after_another() -> None:
         for task in ("a", "b"):
             ended, heard = run(link, task)
             assert (ended.code, ended.timed_out) == (7, False)
-            assert heard == [(Kind.PROGRESS, task, "", "")]
+            assert [message[:2] for message in heard] == [(Kind.PROGRESS, task)]
+
+
+def test_the_next_child_is_forked_while_one_runs() -> None:
+    with linked() as link:
+        link.ready()
+        pids = []
+        for task in ("nap", "a"):
+            _, [(_, _, pid, _)] = run(link, task)
+            (next_one,) = kids(link.pid)
+            pids += [int(pid), next_one]
+        assert pids[1] == pids[2]
+        assert len(set(pids)) == 3
+
+
+def test_a_child_that_stood_by_and_died() -> None:
+    """The out-of-memory killer may choose it: no test fails of that."""
+    with linked() as link:
+        link.ready()
+        for task in ("a", "b"):
+            assert run(link, task)[0].code == 7
+            (next_one,) = kids(link.pid)
+            ended = os.pidfd_open(next_one)
+            os.kill(next_one, signal.SIGKILL)
+            assert select.select([ended], [], [], 10)[0]
+            os.close(ended)
 
 
 def test_a_time_limit() -> None:
