@@ -13,21 +13,28 @@ import pytest
 
 from pytest_compileiq import state
 
-#: Imported where a check first needs them; elftools alone takes 40 ms.
-_MODULES = ("resource", "elftools.elf.elffile", "pytest_compileiq.complaints")
+#: What the plugin imports where it first needs it; elftools takes 40 ms.
+_OURS = (
+    "pytest_compileiq.fixture",
+    "pytest_compileiq.complaints",
+    "resource",
+    "elftools.elf.elffile",
+)
+#: What Triton imports at its first compilation: 0.1 s.
+_TRITONS = ("triton.experimental.gluon",)
+#: What times kernels on a GPU. Importing it loads no driver.
+_GPUS = ("cuda.bindings.driver",)
 
 
 def warm_up(config: pytest.Config) -> None:
     """Import, and remember the versions of ptxas and Triton. A failure is left to the test."""
-    from pytest_compileiq import fixture  # noqa: F401
-
+    cache = sys.modules.get("triton.runtime.cache")
     on_gpu = config.stash[state.SETTINGS].gpu is not None
-    for name in (*_MODULES, "cuda.bindings.driver") if on_gpu else _MODULES:
+    for name in (*_OURS, *_TRITONS * (cache is not None), *_GPUS * on_gpu):
         with suppress(ImportError):
             importlib.import_module(name)
     with suppress(Exception):
         state.assembler(config).ptxas()
-    # Triton reads all of its own files, libtriton.so too, to know itself: 0.3 s a process.
-    cache = sys.modules.get("triton.runtime.cache")
+    # Triton reads its compiler, 0.5 GB, to know its own version: up to 1 s a process.
     with suppress(Exception):
         getattr(cache, "triton_key", lambda: None)()
