@@ -1,9 +1,9 @@
 """The process that owns the clock lock of one GPU and undoes it when pytest dies, however it dies.
 
-Started by ``link`` as ``python -I -S`` in a session of its own, with one JSON argument. It talks in
-lines of JSON over stdin and stdout. It holds the lease's descriptor, and closes it last: nobody may
-take the GPU before its clocks are back. Only SIGKILL ends it early; then lease and journal tell the
-next guardian what to reset.
+Started by ``guardian_client`` as ``python -I -S`` in a session of its own, with one JSON argument.
+It talks in lines of JSON over stdin and stdout. It holds the lease's descriptor, and closes it
+last: nobody may take the GPU before its clocks are back. Only SIGKILL ends it early; then lease and
+journal tell the next guardian what to reset.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def say(parent: Parent, message: dict[str, Any]) -> None:
 
 
 def main(argument: str) -> None:
-    """Run until the work is done. ``argument`` is the JSON object that ``link`` makes."""
+    """Run until the work is done. ``argument`` is the JSON object that ``guardian_client`` makes."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     config = json.loads(argument)

@@ -187,6 +187,12 @@ def test_foreign_processes() -> None:
     assert not evidence(*HELD, processes=(process(9, "mps"),), at_start=(process(9, "mps"),)).clean
 
 
+def test_a_process_that_cannot_be_looked_up_is_not_ours() -> None:
+    """It ended meanwhile, or is of a user whose processes are hidden: it was on the GPU."""
+    gone = process(77, relation="unknown")
+    assert evidence(*HELD, processes=(gone,)).condition is Condition.DISTURBED
+
+
 @pytest.mark.parametrize("trusted", [False, None])
 def test_another_pid_namespace_counts_differences_only(trusted: bool | None) -> None:
     old, new, newer = (process(pid, relation="unknown") for pid in (1, 2, 3))
@@ -210,6 +216,7 @@ def test_a_card_without_reason_bits() -> None:
         (0, 0, (), False, "", ""),
         (80, 4 << 30, (), False, "80 % busy before the test began, with 4.0 GiB", ""),
         (80, 0, (process(7),), False, "80 % busy", ""),
+        (80, 0, (process(7, relation="unknown"),), False, "80 % busy", ""),
         (100, 0, (), False, "", "reads 100 % busy before the test began, without a process"),
         (80, 4 << 30, (), True, "", ""),  # our own context: what we did ourselves
         (5, 4 << 30, (), False, "", ""),

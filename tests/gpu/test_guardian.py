@@ -465,6 +465,13 @@ def test_pid_1_has_descendants_too() -> None:
     assert relation(first, os.getpid()) == ("ours" if first == os.getpid() else "foreign")
 
 
+def test_a_pid_that_nobody_has_here_is_not_ours() -> None:
+    """It has ended since the driver named it, or is one of another PID namespace."""
+    ended = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(ended, 0)
+    assert relation(ended, os.getpid()) == "unknown"
+
+
 def test_ready_within_50_ms_and_half_a_second_a_test(
     machine: Machine, gpu: Gpu, folder: Path
 ) -> None:
