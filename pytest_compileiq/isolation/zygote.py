@@ -34,6 +34,8 @@ STACKS_GRACE = 0.2
 #: Seconds after which a sweep gives up on a process that SIGKILL does not end.
 SWEEP_LIMIT = 5.0
 
+_exit = os._exit  # a test that replaces it would come back up here, a second pytest
+
 #: Runs a test in the child: request, channel to pytest, file for stacks -> exit status.
 RunChild = Callable[[tuple[Any, ...], socket.socket, int], int]
 
@@ -68,7 +70,7 @@ def main(control: socket.socket, run_child: RunChild, prepare: Callable[[], list
         try:
             sweep(grace=0)
         finally:
-            os._exit(status)
+            _exit(status)
 
 
 class Zygote:
@@ -164,7 +166,7 @@ class Zygote:
                 except BaseException:
                     messages.send(channel, Kind.ERROR, traceback.format_exc())
         finally:
-            os._exit(status)
+            _exit(status)
 
     def _attend(self, pid: int, number: int) -> int:
         """Wait for the child's end and obey commands; returns its exit code."""

@@ -502,3 +502,42 @@ def test_xml(ciq, record_xml_attribute, record_testsuite_property):
     assert (counted.get("errors"), counted.get("failures")) == ("2", "1")
     # As with xdist: these live in the memory of the child.
     assert "lost" not in (suite.path / "x.xml").read_text()
+
+
+def test_what_a_test_does_to_its_own_process_stays_there(suite: Suite) -> None:
+    suite.write(
+        conftest="""
+def pytest_unconfigure(): jot("unconfigured")
+""",
+        test_a="""
+import resource, shutil, threading
+def test_exit(ciq): os._exit = lambda status: None
+def test_streams(ciq): [os.close(fd) for fd in (0, 1, 2)]
+def test_names(ciq): sys.stdout = sys.stderr = sys.__stdout__ = None
+def test_folder(ciq, tmp_path): os.chdir(tmp_path); tmp_path.rmdir()
+def test_signals(ciq):
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    for number in (1, 2, 13, 15, 17): signal.signal(number, signal.SIG_IGN)
+def test_descriptors(ciq):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    with pytest.raises(OSError):
+        while True: os.dup(0)
+def test_memory(ciq):
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    with pytest.raises(MemoryError): [bytearray(1 << 24) for _ in range(64)]
+def test_environment(ciq): os.environ.clear(); os.umask(0o777)
+def test_alarm(ciq): signal.alarm(1)
+def test_thread(ciq): threading.Thread(target=time.sleep, args=(60,)).start()
+def test_group(ciq): os.fork() or (os.setsid(), os.chdir("/"), time.sleep(60))
+def test_after(ciq, tmp_path):
+    assert os.path.samefile(os.getcwd(), os.path.dirname(__file__)) and "JOT" in os.environ
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
+    (tmp_path / "file").write_text("text")
+""",
+    )
+    result = suite.run("-q")
+    assert result.counts == {"passed": 12}, result.out
+    assert result.seconds < 30  # nobody waited for the thread, or for what was forked
+    assert suite.jots == ["main unconfigured"]
