@@ -193,6 +193,14 @@ def test_a_process_that_cannot_be_looked_up_is_not_ours() -> None:
     assert evidence(*HELD, processes=(gone,)).condition is Condition.DISTURBED
 
 
+def test_a_foreign_process_weighs_more_than_throttling() -> None:
+    """Its load may be what throttled the card, so a lower clock would be the wrong advice."""
+    found = evidence(*[(1500, 0x4)] * 20, processes=(process(77),))
+    assert found.condition is Condition.DISTURBED
+    assert found.causes[0] == "another process is on the GPU: compute 77 'python'"
+    assert found.causes[1].startswith("sw-power-cap: 100% of busy samples")
+
+
 @pytest.mark.parametrize("trusted", [False, None])
 def test_another_pid_namespace_counts_differences_only(trusted: bool | None) -> None:
     old, new, newer = (process(pid, relation="unknown") for pid in (1, 2, 3))
