@@ -55,14 +55,8 @@ IN_WORKERS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "workers"),
-    [
-        *(pytest.param(name, [], id=f"{name}-alone") for name in CRASHES),
-        *(pytest.param(name, ["-n2"], id=f"{name}-n2") for name in IN_WORKERS),
-    ],
-)
-def test_one_failing_test_with_its_reason(suite: Suite, name: str, workers: list[str]) -> None:
+@pytest.mark.parametrize("name", CRASHES)
+def test_one_failing_test_with_its_reason(suite: Suite, name: str) -> None:
     """Within the time limit and 2 s; the arm is named, no process is left, others go on."""
     body, how = CRASHES[name]
     suite.write(
@@ -84,7 +78,7 @@ def pytest_runtest_logreport(report):
     )
     reason = "hung" if how == "hung" else "crashed"
     limit = LIMIT[reason]
-    result = suite.run("-q", "-rf", f"--ciq-timeout={limit}", "--ciq-json=x.json", *workers)
+    result = suite.run("-q", "-rf", f"--ciq-timeout={limit}", "--ciq-json=x.json")
     assert result.counts == {"passed": 3, "failed": 1}, result.out
     text = f"no end after {limit} s, and its process was killed"
     if reason == "crashed":
@@ -106,6 +100,26 @@ def pytest_runtest_logreport(report):
     assert ("child down" in suite.jots) == (name == "closed fds")
     if name in ("SIGSEGV", "SIGABRT", "spin", "spin in C"):
         assert re.search(r'File ".*test_a.py", line \d+ in test_1', result.section("test_1"))
+
+
+def test_each_is_one_failing_test_in_workers(suite: Suite) -> None:
+    bodies = [
+        f"""
+@pytest.mark.limit({LIMIT["hung" if CRASHES[name][1] == "hung" else "crashed"]})
+def test_bad_{number}(ciq):
+    progress("best.acf")
+    {CRASHES[name][0]}
+def test_good_{number}(ciq): assert inside()
+"""
+        for number, name in enumerate(IN_WORKERS)
+    ]
+    suite.write(test_a="".join(bodies))
+    result = suite.run("-q", "-n2")
+    assert result.counts == {"passed": len(bodies), "failed": len(bodies)}, result.out
+    for number, name in enumerate(IN_WORKERS):
+        how = CRASHES[name][1]
+        text = "hung" if how == "hung" else f"crashed at arm best.acf: its process {how}"
+        assert f"isolated test {text}" in result.section(f"test_bad_{number}")
 
 
 def test_a_crash_of_the_baseline_is_the_kernel_s_fault(suite: Suite) -> None:
@@ -267,7 +281,7 @@ def test_2():
     assert suite.run().counts == {"passed": 2}
 
 
-def test_no_leaks_after_200_items(suite: Suite) -> None:
+def test_no_leaks_after_60_items(suite: Suite) -> None:
     suite.write(
         test_a="""
 import re
@@ -280,7 +294,7 @@ def state():
 FIRST = []
 def test_0(ciq): pass
 def test_1(): FIRST[:] = state()
-@pytest.mark.parametrize("n", range(200))
+@pytest.mark.parametrize("n", range(60))
 def test_2(ciq, n):
     if n % 10 == 3: os._exit(1)
     if n % 10 == 5: os.kill(os.getpid(), 9)
@@ -291,7 +305,7 @@ def test_3():
 """
     )
     result = suite.run("-q", "--tb=no", timeout=180)
-    assert result.counts == {"passed": 143, "failed": 60}, suite.jots
+    assert result.counts == {"passed": 45, "failed": 18}, suite.jots
 
 
 def test_garbage_on_the_channel(suite: Suite) -> None:

@@ -306,14 +306,17 @@ for n in range(12): globals()[f"test_{n}"] = make(n)
 def test_hypothesis(suite: Suite) -> None:
     suite.write(
         test_a="""
-from hypothesis import given, settings, HealthCheck, strategies as st
+from hypothesis import given, settings, HealthCheck, Phase, strategies as st
 # Not the profile that Hypothesis takes under CI: that one has no database.
 settings.load_profile("default")
 @given(st.integers())
 @settings(suppress_health_check=list(HealthCheck), max_examples=50, deadline=None)
 def test_1(ciq, n): pass
 @given(st.integers())
-@settings(suppress_health_check=list(HealthCheck), deadline=None)
+@settings(
+    suppress_health_check=list(HealthCheck), deadline=None,
+    phases=[Phase.reuse, Phase.generate, Phase.shrink],
+)
 def test_2(ciq, n): assert n < 100
 """
     )
