@@ -25,7 +25,7 @@ from typing import Any
 from pytest_compileiq.errors import CiqError, GpuError, SettingsError
 from pytest_compileiq.gpu import identity, session
 from pytest_compileiq.measure import audit
-from pytest_compileiq.measure.audit import Audit
+from pytest_compileiq.measure.audit import Audit, Deadline
 from pytest_compileiq.measure.replay import comparison_of, record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Comparison, Side
@@ -34,7 +34,7 @@ from pytest_compileiq.subjects import launcher
 from pytest_compileiq.subjects.kernel import Build, Kernel, Launch
 
 SCHEMA = 1
-_FIELDS = ("kernel", "sessions", "faster", "slower", "allowed", "unit sd", "resolves", "seconds")
+FIELDS = ("kernel", "sessions", "faster", "slower", "allowed", "unit sd", "resolves")
 
 # Each thread doubles every step-th number: needs memory bandwidth and little else.
 _COPY = """
@@ -152,10 +152,10 @@ def main(arguments: Sequence[str]) -> int:
     seed = random.SystemRandom().getrandbits(32) if args.seed is None else args.seed
     try:
         if args.trace is not None:
-            return _report(args, seed, "recorded", dict(_on_trace(args, seed)))
+            return _report(args, seed, "recorded", _on_trace(args, seed))
         with held(args.gpu, args.clocks) as mine:
             told = f"{mine.gpu}, clocks {mine.state}"
-            return _report(args, seed, told, dict(_on_device(args, seed, mine)))
+            return _report(args, seed, told, _on_device(args, seed, mine))
     except CiqError as error:
         print(error, file=sys.stderr)
         return 2
@@ -168,6 +168,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpu", default="0", metavar="SPEC", help="as --ciq-gpu (default 0)")
     parser.add_argument("--clocks", default="auto", choices=("auto", "require", "observe"))
     parser.add_argument("--sessions", type=int, default=200, help="a kernel (default 200)")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, for all kernels")
     parser.add_argument("--units", type=int, default=audit.UNITS, help="a session at most")
     parser.add_argument("--alpha", type=float, default=0.05, help="a direction (default 0.05)")
     parser.add_argument("--pairs", metavar="FILE.py:FUNCTION", help="kernels of your own")
@@ -177,60 +178,72 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-Found = tuple[str, tuple[list[Comparison], float]]
+#: A kernel's name, and sessions on it that are yet to be run.
+Named = tuple[str, Iterator[Comparison]]
 
 
-def _on_device(args: argparse.Namespace, seed: int, mine: session.Held) -> Iterator[Found]:
+def _on_device(args: argparse.Namespace, seed: int, mine: session.Held) -> Iterator[Named]:
     from pytest_compileiq.measure.cuda import CudaDriver
 
     driver = CudaDriver()
     pairs = own_pairs() if args.pairs is None else pairs_of(args.pairs)
     timer = Timer(driver, seed=seed, reasons=mine.monitor.reasons)
-    for name, pair in pairs.items():
-        began = time.perf_counter()
+    for (name, pair), due in Deadline(args.limit).shared(list(pairs.items())):
         sessions = audit.on_device(
             name, pair, timer,
-            seed=seed, alpha=args.alpha, sessions=args.sessions, units=args.units,
+            seed=seed, alpha=args.alpha, sessions=args.sessions, units=args.units, deadline=due,
         )  # fmt: skip
-        yield name, (list(sessions), time.perf_counter() - began)
+        yield name, sessions
 
 
-def _on_trace(args: argparse.Namespace, seed: int) -> Iterator[Found]:
+def _on_trace(args: argparse.Namespace, seed: int) -> Iterator[Named]:
     document = read(args.trace)
     for record in document["records"]:
         name = str(record.get("kernel"))
         recorded = [comparison_of(sample) for sample in record.get("samples") or []]
         if not any(one.units for one in recorded):
             raise GpuError(f"{args.trace} holds no units of {name}", remedy="use selfcheck --out")
-        began = time.perf_counter()
         sessions = audit.on_trace(
             name, recorded, seed=seed, alpha=args.alpha, sessions=args.sessions, units=args.units
         )
-        yield name, (list(sessions), time.perf_counter() - began)
+        yield name, sessions
 
 
-def _report(
-    args: argparse.Namespace,
-    seed: int,
-    device: str,
-    found: Mapping[str, tuple[list[Comparison], float]],
-) -> int:
-    audits = {
-        name: audit.summary(name, args.alpha, sessions) for name, (sessions, _) in found.items()
-    }
+def _report(args: argparse.Namespace, seed: int, device: str, found: Iterator[Named]) -> int:
     print(f"{device}; alpha {args.alpha:g} a direction, seed {seed}")
-    print("  ".join(f"{field:>14}" for field in _FIELDS))
-    for name, one in audits.items():
-        print("  ".join(f"{cell:>14}" for cell in _cells(one, found[name][1])))
-    if args.out is not None:
-        write(args.out, seed, device, audits, {name: one for name, (one, _) in found.items()})
-    bad = [one.name for one in audits.values() if not one.kept]
+    print(_line((*FIELDS, "seconds")))
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "device": device,
+        "seed": seed,
+        "audits": [],
+        "records": [],
+    }
+    bad = []
+    began = time.perf_counter()
+    for name, sessions in found:
+        done = list(sessions)
+        one = audit.summary(name, args.alpha, done)
+        print(_line((*cells(one), f"{time.perf_counter() - began:.1f}")), flush=True)
+        if not one.kept:
+            bad.append(name)
+        numbers = {key: value if value == value else None for key, value in asdict(one).items()}
+        document["audits"].append(numbers)
+        document["records"].append({"kernel": name, "samples": list(map(record_units, done))})
+        if args.out is not None:  # after each kernel, for a later one may fail
+            write(args.out, document)
+        began = time.perf_counter()
     if bad:
         print(f"more false verdicts than alpha {args.alpha:g} allows: {', '.join(bad)}")
     return 1 if bad else 0
 
 
-def _cells(one: Audit, seconds: float) -> list[str]:
+def _line(cells: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>14}" for cell in cells)
+
+
+def cells(one: Audit) -> list[str]:
+    """An audit as the FIELDS of a table."""
     return [
         one.name,
         str(one.sessions),
@@ -239,32 +252,17 @@ def _cells(one: Audit, seconds: float) -> list[str]:
         str(one.allowed),
         f"{one.unit_sd:.3%}",
         f"{math.expm1(one.half_width):.2%}",
-        f"{seconds:.1f}",
     ]
 
 
-def write(
-    path: Path,
-    seed: int,
-    device: str,
-    audits: Mapping[str, Audit],
-    sessions: Mapping[str, Sequence[Comparison]],
-) -> None:
-    """Write all samples, for ``replay`` and for ``selfcheck --trace``."""
-    document = {
-        "schema": SCHEMA,
-        "device": device,
-        "seed": seed,
-        "audits": [
-            {key: value if value == value else None for key, value in asdict(one).items()}
-            for one in audits.values()
-        ],
-        "records": [
-            {"kernel": name, "samples": [record_units(one) for one in many]}
-            for name, many in sessions.items()
-        ],
-    }
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write all samples, for ``replay`` and for ``selfcheck --trace``.
+
+    The file is whole at any moment: a new one takes the place of the one before.
+    """
     data = json.dumps(document, allow_nan=False).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_name(f".{path.name}.new")
     # Without a time stamp: the same samples make the same file.
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    whole.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    whole.replace(path)

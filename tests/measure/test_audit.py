@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_compileiq import selfcheck
 from pytest_compileiq.__main__ import main
-from pytest_compileiq.measure import audit
+from pytest_compileiq.measure import audit, cuda
 from pytest_compileiq.measure.replay import record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Plan, Side, Timed
@@ -38,8 +40,8 @@ def recorded() -> list[Any]:
 @pytest.fixture
 def file(recorded: list[Any], tmp_path: Path) -> Path:
     path = tmp_path / "aa.json.gz"
-    found = {"k": audit.summary("k", 0.05, recorded)}
-    selfcheck.write(path, 3, "simulated", found, {"k": recorded})
+    samples = list(map(record_units, recorded))
+    selfcheck.write(path, {"records": [{"kernel": "k", "samples": samples}]})
     return path
 
 
@@ -99,15 +101,76 @@ def test_selfcheck_on_a_trace(
     assert "1 of 1 records came out again" in told
 
 
-def test_selfcheck_says_when_the_word_is_not_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
+    """The GPU of ``selfcheck``: "same" is a kernel against itself, "other" against a faster one."""
+    gpu = SimulatedGpu(jitter=0.01)
+    held = SimpleNamespace(
+        gpu="GPU", state="simulated", monitor=SimpleNamespace(reasons=lambda since: 0)
+    )
+
+    def pairs() -> dict[str, Pair]:
+        made = {"same": kernel(gpu, 3e-4, 3e-4), "other": kernel(gpu, 3e-4, 2.8e-4)}
+        return {name: Pair(one, {A: a, B: b}) for name, (one, a, b) in made.items()}
+
+    monkeypatch.setattr(selfcheck, "held", lambda *args: nullcontext(held))
+    monkeypatch.setattr(cuda, "CudaDriver", lambda: gpu)
+    monkeypatch.setattr(selfcheck, "Timer", lambda *a, **o: Timer(*a, **o, now=gpu.now))
+    monkeypatch.setattr(selfcheck, "own_pairs", pairs)
+    return gpu
+
+
+def test_selfcheck_says_which_kernel_breaks_its_word(
+    device: SimulatedGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "aa.json"
-    found = sessions(5)
-    selfcheck.write(path, 3, "d", {"k": audit.summary("k", 0.05, found)}, {"k": found})
-    monkeypatch.setattr(audit, "on_trace", lambda *a, **o: iter(sessions(20, candidate=280e-6)))
-    assert main(["selfcheck", "--trace", str(path)]) == 1
-    assert "more false verdicts than alpha 0.05 allows: k" in capsys.readouterr().out
+    out = tmp_path / "aa.json.gz"
+    command = ["selfcheck", "--sessions", "20", "--seed", "3", "--out", str(out)]
+    assert main(command) == 1
+    told = capsys.readouterr().out
+    assert "GPU, clocks simulated; alpha 0.05 a direction, seed 3" in told
+    assert "more false verdicts than alpha 0.05 allows: other\n" in told
+    assert main(["replay", "--quiet", str(out)]) == 0
+    same, other = json.loads(gzip.decompress(out.read_bytes()))["audits"]
+    assert (same["name"], same["sessions"], same["alpha"]) == ("same", 20, 0.05)
+    assert (other["faster"], other["slower"]) == (20, 0)
+
+
+def test_selfcheck_within_a_limit(
+    device: SimulatedGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One session of each kernel there always is, and the table says how many there were."""
+    out = tmp_path / "aa.json"
+    assert main(["selfcheck", "--limit", "0", "--seed", "1", "--out", str(out)]) in (0, 1)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows if row[0] in ("same", "other")] == [
+        ["same", "1"],
+        ["other", "1"],
+    ]
+    assert [len(one["samples"]) for one in json.loads(out.read_bytes())["records"]] == [1, 1]
+
+
+def test_what_a_kernel_leaves_of_the_time_goes_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(audit.time, "monotonic", lambda: now)
+    shares = {}
+    for name, due in audit.Deadline(60.0).shared(["a", "b", "c"]):
+        shares[name] = due.left
+        now += 5.0 if name == "a" else due.left
+    assert shares == {"a": 20.0, "b": 27.5, "c": 27.5}
+
+
+def test_a_file_that_is_written_is_whole_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "aa.json.gz"
+    selfcheck.write(path, {"records": [1]})
+    before = path.read_bytes()
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception):
+        selfcheck.write(path, {"records": [1, 2]})
+    assert path.read_bytes() == before
 
 
 def test_replay_sees_one_changed_sample(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
