@@ -32,7 +32,7 @@ from runner import Record, Run
 from pytest_compileiq import selfcheck
 from pytest_compileiq.measure import audit
 from pytest_compileiq.measure.audit import Deadline
-from pytest_compileiq.measure.replay import comparison_of
+from pytest_compileiq.measure.samples import comparison_of
 from pytest_compileiq.measure.units import Side
 
 OURS = "seats, coins and bets, alpha = 5 %"

@@ -26,7 +26,7 @@ from pytest_compileiq.gpu.session import Held
 from pytest_compileiq.measure import audit
 from pytest_compileiq.measure.audit import Deadline
 from pytest_compileiq.measure.cuda import CudaDriver
-from pytest_compileiq.measure.replay import record_units
+from pytest_compileiq.measure.samples import record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Comparison
 from pytest_compileiq.replay import read

@@ -29,7 +29,7 @@ from pytest_compileiq.checks.timing import Claim, Stopwatch
 from pytest_compileiq.measure import decide
 from pytest_compileiq.measure.audit import Deadline
 from pytest_compileiq.measure.betting import BettingTest
-from pytest_compileiq.measure.replay import record_spread, record_units
+from pytest_compileiq.measure.samples import record_spread, record_units
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Workbench
 from pytest_compileiq.toolchain import acf
 

@@ -26,7 +26,7 @@ from pytest_compileiq.errors import CiqError, GpuError, SettingsError
 from pytest_compileiq.gpu import identity, session
 from pytest_compileiq.measure import audit
 from pytest_compileiq.measure.audit import Audit, Deadline
-from pytest_compileiq.measure.replay import comparison_of, record_units
+from pytest_compileiq.measure.samples import comparison_of, record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Comparison, Side
 from pytest_compileiq.replay import read

@@ -15,7 +15,7 @@ import pytest
 from pytest_compileiq import selfcheck
 from pytest_compileiq.__main__ import main
 from pytest_compileiq.measure import audit, cuda
-from pytest_compileiq.measure.replay import record_units
+from pytest_compileiq.measure.samples import record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Plan, Side, Timed
 

@@ -14,10 +14,8 @@ from pytest_compileiq.measure.decide import (
     Outcome,
     Rule,
     canary_o0,
-    continued,
     exact,
     not_slower,
-    to_continue,
     win,
 )
 from pytest_compileiq.verdict import Reason, Status
@@ -141,30 +139,6 @@ def test_projection() -> None:
         judge.feed(0.006 + NOISE[used % len(NOISE)])
         used += 1
     assert 0.4 * need <= used <= 2.5 * need
-
-
-def test_continuation_multiplies_and_resets() -> None:
-    rule = win()
-    judge = Judge(rule, 0.02)
-    for i in range(10):
-        judge.feed(0.004 + NOISE[i % len(NOISE)])
-    kept = to_continue(judge.end(End.BUDGET), rule, "cubins/H200")
-    prior = continued(kept, rule, "cubins/H200")
-    assert prior == (judge.test.log_above, judge.test.log_below)
-    again = Judge(rule, 0.02, prior=prior)
-    for i in range(10):
-        again.feed(0.004 + NOISE[i % len(NOISE)])
-    assert again.test.log_above == pytest.approx(2 * judge.test.log_above)
-    assert continued(kept, rule, "other cubins") == (0, 0)
-    assert continued(kept, win(1.01), "cubins/H200") == (0, 0)
-    assert continued(None, rule, "cubins/H200") == (0, 0)
-    assert continued({**kept, "log_e_above": "x"}, rule, "cubins/H200") == (0, 0)
-
-
-def test_a_decision_is_not_continued() -> None:
-    rule = win()
-    kept = to_continue(judged(rule, 0.9), rule, "k")
-    assert continued(kept, rule, "k") == (0, 0)
 
 
 def test_earlier_evidence_may_decide_at_once() -> None:

@@ -19,7 +19,6 @@ from pytest_compileiq.measure.units import (
     Timed,
     TimeUnit,
     Unit,
-    by_blocks,
     log_ratio,
     run,
 )
@@ -37,11 +36,15 @@ def comparison(name: str = "k", seed: int = 1, **more: object) -> Comparison:
 def timer(speedups: dict[str, float], noise: float = 0.01) -> TimeUnit:
     rng = np.random.default_rng(4)
 
-    def block(name: str, side: Side) -> float:
-        speedup = speedups[name] if side is B else 1.0
-        return 1e-4 * math.exp(noise * rng.standard_normal()) / speedup
+    def time_unit(name: str, plan: Plan) -> Timed:
+        gain = {A: 1.0, B: speedups[name]}
+        noises = noise * rng.standard_normal(4)
+        seconds = [
+            1e-4 * math.exp(n) / gain[side] for n, side in zip(noises, plan.order, strict=True)
+        ]
+        return Timed(tuple(seconds), gpu_seconds=sum(seconds))
 
-    return by_blocks(block)
+    return time_unit
 
 
 def test_log_ratio_is_the_speedup_and_drift_cancels() -> None:
@@ -107,9 +110,11 @@ def test_turns_are_spread_over_time() -> None:
 
 
 def test_a_decided_comparison_costs_nothing() -> None:
-    one = comparison(prior=(math.log(20), -1.0))
+    one = comparison()
+    run([one], timer({"k": 1.5}))
+    units = list(one.units)
     run([one], lambda name, plan: pytest.fail("timed without need"))
-    assert one.units == []
+    assert one.units == units
 
 
 def test_budget_counts_blocks_and_the_pilot() -> None:

@@ -50,7 +50,6 @@ def record_units(comparison: Comparison) -> dict[str, object]:
         "name": comparison.name,
         "seed": comparison.seed,
         "rule": _rule_out(comparison.rule),
-        "prior": list(comparison.prior),
         "pilot": [_number_out(one) for one in comparison.pilot],
         "block_seconds": _number_out(comparison.block_seconds),
         "units": [_unit_out(unit) for unit in comparison.units],
@@ -134,13 +133,11 @@ def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _comparison(record: Mapping[str, Any]) -> Comparison:
-    above, below = record["prior"]
     comparison = Comparison(
         name=record["name"],
         rule=_rule_in(record["rule"]),
         pilot=[_number_in(one) for one in record["pilot"]],
         seed=record["seed"],
-        prior=(above, below),
         block_seconds=_number_in(record["block_seconds"]),
     )
     for index, stored in enumerate(record["units"]):
@@ -194,14 +191,13 @@ def _unit_out(unit: Unit) -> dict[str, object]:
         "gpu_seconds": timed.gpu_seconds,
         "mhz": list(timed.health.mhz),
         "reasons": timed.health.reasons,
-        "throttled_ns": timed.health.throttled_ns,
         "rejected": unit.rejected,
     }
 
 
 def _unit_in(stored: Mapping[str, Any]) -> Unit:
     load, capture, order = (tuple(map(Side, stored[name])) for name in ("load", "capture", "order"))
-    health = Health(tuple(stored["mhz"]), stored["reasons"], stored["throttled_ns"])
+    health = Health(tuple(stored["mhz"]), stored["reasons"])
     seconds = tuple(_number_in(one) for one in stored["seconds"])
     timed = Timed(seconds, stored["launches"], stored["gpu_seconds"], health)
     return Unit(Plan(load, capture, order), timed, stored["rejected"])
