@@ -147,8 +147,11 @@ def _measured(
     args: argparse.Namespace, path: Path, chosen: Sequence[str], measure: Measure
 ) -> None:
     deadline = Deadline(args.limit)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what there is gets saved
     with selfcheck.held(args.gpu, args.clocks) as held:
+        import torch  # before the driver, which takes torch's stream where there is torch
+
+        torch.cuda.init()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what there is gets saved
         run = Run(path, args, held, CudaDriver())
         for kernel, due in deadline.shared(chosen):
             try:

@@ -185,9 +185,9 @@ Named = tuple[str, Iterator[Comparison]]
 def _on_device(args: argparse.Namespace, seed: int, mine: session.Held) -> Iterator[Named]:
     from pytest_compileiq.measure.cuda import CudaDriver
 
-    driver = CudaDriver()
+    # First, for they may import torch, whose stream the driver then takes.
     pairs = own_pairs() if args.pairs is None else pairs_of(args.pairs)
-    timer = Timer(driver, seed=seed, reasons=mine.monitor.reasons)
+    timer = Timer(CudaDriver(), seed=seed, reasons=mine.monitor.reasons)
     for (name, pair), due in Deadline(args.limit).shared(list(pairs.items())):
         sessions = audit.on_device(
             name, pair, timer,

@@ -140,7 +140,7 @@ def test_selfcheck_within_a_limit(
 ) -> None:
     """One session of each kernel there always is, and the table says how many there were."""
     out = tmp_path / "aa.json"
-    assert main(["selfcheck", "--limit", "0", "--seed", "1", "--out", str(out)]) in (0, 1)
+    assert main(["selfcheck", "--limit", "0", "--seed", "1", "--out", str(out)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[:2] for row in rows if row[0] in ("same", "other")] == [
         ["same", "1"],

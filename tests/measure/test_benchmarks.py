@@ -120,7 +120,7 @@ class Torch(ModuleType):
     def __init__(self, gpu: SimulatedGpu) -> None:
         super().__init__("torch")
         self._gpu = gpu
-        self.cuda = SimpleNamespace(Event=self._event, synchronize=gpu.open_gate)
+        self.cuda = SimpleNamespace(Event=self._event, synchronize=gpu.open_gate, init=lambda: None)
 
     def empty(self, *size: int, **how: Any) -> Any:
         return SimpleNamespace(zero_=self._gpu.flush)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import numpy as np
 import pytest
@@ -176,22 +177,48 @@ def test_all_of_several_objectives_have_to_pass() -> None:
         play(lambda _: [1.0], win(), win())
 
 
-def test_projection_and_stop() -> None:
-    test = OpaqueTest([win()], seed=5)
-    score = noisy(1.01, seed=8)
+def test_the_projection_is_of_the_right_size() -> None:
+    """Calls that were told to be missing after twenty, over those that then were."""
+    ratios = []
+    for seed in range(40):
+        test, score = OpaqueTest([win()], seed=5), noisy(1.012, seed)
+        projected = None
+        while (side := test.ask()) is not None:
+            test.tell(score(side))
+            if len(test.calls) == 20:
+                projected = test.more_calls
+        if projected and test.outcome and test.outcome.status is Status.PASS:
+            ratios.append(projected / (len(test.calls) - 20))
+    assert len(ratios) > 10
+    assert 1.0 < median(ratios) < 2.0
+
+
+def test_to_stop_is_to_be_undecided_and_final() -> None:
+    test, score = OpaqueTest([win()], seed=5), noisy(1.012, seed=6)
     assert test.more_calls is None
-    while (side := test.ask()) is not None:
-        test.tell(score(side))
-        if test.more_calls is not None and len(test.calls) >= 20:
-            break
-    assert test.outcome is None or test.outcome.status is Status.PASS
+    for _ in range(24):
+        side = test.ask()
+        assert side is not None
+        assert test.tell(score(side)) is None
     stopped = test.stop()
+    assert (stopped.status, stopped.reason, stopped.calls) == (
+        Status.UNDECIDED,
+        Reason.UNDECIDED,
+        24,
+    )
     assert test.stop() is stopped
     assert test.ask() is None
     assert test.more_calls == 0
     with pytest.raises(ValueError, match="stands"):
         test.tell([1.0])
     assert OpaqueTest([win()], seed=5).stop().reason is Reason.UNDECIDED
+
+
+def test_a_decision_is_not_stopped() -> None:
+    test, score = OpaqueTest([win()], seed=5), noisy(1.5)
+    while (side := test.ask()) is not None:
+        test.tell(score(side))
+    assert test.stop().status is Status.PASS
 
 
 def test_no_rule_no_test() -> None:
