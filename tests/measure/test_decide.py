@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pytest_compileiq.measure.betting import BettingTest
+from pytest_compileiq.measure import decide
 from pytest_compileiq.measure.decide import (
     End,
     Judge,
@@ -93,6 +94,17 @@ def test_no_win_holds_at_the_error_rate_of_a_failure() -> None:
     between = (ends[0.05] + ends[0.01]) // 2
     assert judged(win(), 1.0, between).status is Status.UNDECIDED
     assert judged(win(), 1.0, ends[0.01]).reason is Reason.NO_WIN
+
+
+@pytest.mark.parametrize("speedup", [1.003, 0.997])
+def test_an_interval_near_the_threshold_on_one_side_alone_is_no_answer(speedup: float) -> None:
+    outcome = judged(replace(win(), alpha_pass=0.01), speedup, 40)
+    low, high = outcome.interval
+    assert low is not None
+    assert high is not None
+    near, far = sorted((-math.log(low), math.log(high)))
+    assert 0 < near < decide.NEAR < far
+    assert (outcome.status, outcome.reason) == (Status.UNDECIDED, Reason.UNDECIDED)
 
 
 def test_canary_ends_early_at_the_threshold() -> None:
