@@ -19,6 +19,7 @@ from pytest_compileiq import Build, Kernel, TritonKernel
 from pytest_compileiq.gpu import stream
 from pytest_compileiq.measure.timer import Pair
 from pytest_compileiq.measure.units import Side
+from pytest_compileiq.selfcheck import COPY_PTX
 from pytest_compileiq.subjects import launcher
 from pytest_compileiq.subjects.kernel import BASELINE
 from pytest_compileiq.subjects.launcher import Loaded
@@ -27,59 +28,11 @@ from pytest_compileiq.toolchain.assembler import Assembler, Job
 EXAMPLES = Path(__file__).parents[1] / "examples" / "triton"
 NAMES = ("matmul", "attention", "softmax", "small")
 
-#: out[i] = 2 in[i] for all i, by as many blocks as run at once; then each thread idles for
-#: ``cycles``. All blocks end together, so the kernel takes just so many cycles longer.
-IDLE_PTX = """
-.version 7.8
-.target sm_80
-.address_size 64
-.visible .entry idle(.param .u64 out, .param .u64 in, .param .u32 n, .param .u64 cycles)
-{
-    .reg .pred %p;
-    .reg .b32 %i, %n, %step, %t, %b;
-    .reg .f32 %f;
-    .reg .b64 %out, %in, %a, %o, %cycles, %start, %now;
-    ld.param.u64 %out, [out];
-    ld.param.u64 %in, [in];
-    ld.param.u32 %n, [n];
-    ld.param.u64 %cycles, [cycles];
-    mov.u32 %t, %tid.x;
-    mov.u32 %b, %ntid.x;
-    mov.u32 %i, %ctaid.x;
-    mad.lo.u32 %i, %i, %b, %t;
-    mov.u32 %step, %nctaid.x;
-    mul.lo.u32 %step, %step, %b;
-again:
-    setp.ge.u32 %p, %i, %n;
-    @%p bra copied;
-    mul.wide.u32 %o, %i, 4;
-    add.u64 %a, %in, %o;
-    ld.global.f32 %f, [%a];
-    add.f32 %f, %f, %f;
-    add.u64 %a, %out, %o;
-    st.global.f32 [%a], %f;
-    add.u32 %i, %i, %step;
-    bra again;
-copied:
-    setp.eq.u64 %p, %cycles, 0;
-    @%p bra done;
-    bar.sync 0;
-    mov.u64 %start, %clock64;
-idle:
-    mov.u64 %now, %clock64;
-    sub.u64 %now, %now, %start;
-    setp.lt.u64 %p, %now, %cycles;
-    @%p bra idle;
-done:
-    ret;
-}
-"""
-
 
 class Idle:
     """The kernel of known speed. ``bytes_`` are read, and as many written; needs torch.
 
-    ``cubin`` is what ptxas made of IDLE_PTX for this GPU.
+    ``cubin`` is what ptxas made of selfcheck's COPY_PTX for this GPU.
     """
 
     def __init__(self, cubin: bytes, bytes_: int) -> None:
@@ -89,7 +42,7 @@ class Idle:
         self.source = torch.rand(n, device="cuda")
         self.target = torch.empty_like(self.source)
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-        self._what = (cubin, "idle", 2 * sms, 1024)
+        self._what = (cubin, "copy", 2 * sms, 1024)
         self._args = (self.target, self.source, n)
         self.kernel = Kernel(
             lambda acf: self.build(0),
@@ -129,8 +82,8 @@ def assembler() -> Assembler:
 
 
 def idle_cubin(arch: str) -> bytes:
-    """Assemble IDLE_PTX, such as for ``sm_90``. Raises CiqError."""
-    (answer,) = assembler().run_all([Job(IDLE_PTX, arch)])
+    """Assemble COPY_PTX, such as for ``sm_90``. Raises CiqError."""
+    (answer,) = assembler().run_all([Job(COPY_PTX, arch)])
     if isinstance(answer, Exception):
         raise answer
     return answer.cubin

@@ -36,37 +36,49 @@ from pytest_compileiq.subjects.kernel import Build, Kernel, Launch
 SCHEMA = 1
 FIELDS = ("kernel", "sessions", "faster", "slower", "allowed", "unit sd", "resolves")
 
-# Each thread doubles every step-th number: needs memory bandwidth and little else.
-_COPY = """
+#: out[i] = 2 in[i] for all i, by as many blocks as run at once; then each thread idles for
+#: ``cycles``. All blocks end together, so the kernel takes just so many cycles longer.
+COPY_PTX = """
 .version 7.8
 .target sm_80
 .address_size 64
-.visible .entry copy(.param .u64 to, .param .u64 from, .param .u32 n)
+.visible .entry copy(.param .u64 out, .param .u64 in, .param .u32 n, .param .u64 cycles)
 {
     .reg .pred %p;
-    .reg .b32 %i, %n, %step, %b;
+    .reg .b32 %i, %n, %step, %t, %b;
     .reg .f32 %f;
-    .reg .b64 %to, %from, %a, %o;
-    ld.param.u64 %to, [to];
-    ld.param.u64 %from, [from];
+    .reg .b64 %out, %in, %a, %o, %cycles, %start, %now;
+    ld.param.u64 %out, [out];
+    ld.param.u64 %in, [in];
     ld.param.u32 %n, [n];
+    ld.param.u64 %cycles, [cycles];
+    mov.u32 %t, %tid.x;
     mov.u32 %b, %ntid.x;
-    mov.u32 %i, %tid.x;
-    mov.u32 %step, %ctaid.x;
-    mad.lo.u32 %i, %step, %b, %i;
+    mov.u32 %i, %ctaid.x;
+    mad.lo.u32 %i, %i, %b, %t;
     mov.u32 %step, %nctaid.x;
     mul.lo.u32 %step, %step, %b;
 again:
     setp.ge.u32 %p, %i, %n;
-    @%p bra done;
+    @%p bra copied;
     mul.wide.u32 %o, %i, 4;
-    add.u64 %a, %from, %o;
+    add.u64 %a, %in, %o;
     ld.global.f32 %f, [%a];
     add.f32 %f, %f, %f;
-    add.u64 %a, %to, %o;
+    add.u64 %a, %out, %o;
     st.global.f32 [%a], %f;
     add.u32 %i, %i, %step;
     bra again;
+copied:
+    setp.eq.u64 %p, %cycles, 0;
+    @%p bra done;
+    bar.sync 0;
+    mov.u64 %start, %clock64;
+idle:
+    mov.u64 %now, %clock64;
+    sub.u64 %now, %now, %start;
+    setp.lt.u64 %p, %now, %cycles;
+    @%p bra idle;
 done:
     ret;
 }
@@ -82,22 +94,22 @@ def own_pairs() -> dict[str, Pair]:
     device = where.device
     assembler = Assembler()
     try:
-        (answer,) = assembler.run_all([Job(_COPY, f"sm_{device.arch}")])
+        (answer,) = assembler.run_all([Job(COPY_PTX, f"sm_{device.arch}")])
     finally:
         assembler.close()
     if isinstance(answer, CiqError):
         raise answer
     cubin = answer.cubin
-    blocks = 4 * device.properties.multiprocessor_count
+    blocks = 2 * device.properties.multiprocessor_count
 
     def pair(bytes_: int) -> Pair:
         buffers = [device.allocate(bytes_, stream=where) for _ in ("to", "from")]
         for buffer in buffers:
             buffer.fill(0, stream=where)
-        args = (*buffers, bytes_ // 4)
+        args = (*buffers, bytes_ // 4, 0)
 
         def load(placed: launcher.Placed) -> Launch:
-            loaded = launcher.Loaded(cubin, "copy", blocks, 512)
+            loaded = launcher.Loaded(cubin, "copy", blocks, 1024)
             prepared = loaded.prepare(placed.args)
 
             def launch(_keep: launcher.Placed = placed) -> None:

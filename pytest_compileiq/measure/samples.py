@@ -8,7 +8,8 @@ survive JSON exactly, so on the machine that measured, every number comes back b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,30 +102,26 @@ def replay(record: object) -> Replay:
             f"schema {SCHEMA} and the kinds {', '.join(kinds)}",
             remedy="use the version of the plugin that wrote the record",
         )
-    try:
-        stored = dict(record["outcome"])
-        return Replay(stored, kinds[record["kind"]](record))
-    except RecordError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _altered(error) from error
-
-
-def _altered(error: Exception) -> RecordError:
-    return RecordError(
-        f"the record is incomplete or was altered: {type(error).__name__}: {error}",
-        remedy="take the file from the run that wrote it",
-    )
+    with _whole():
+        return Replay(dict(record["outcome"]), kinds[record["kind"]](record))
 
 
 def comparison_of(record: Mapping[str, Any]) -> Comparison:
     """The comparison that ``record_units`` recorded, with its units. Raises RecordError."""
-    try:
+    with _whole():
         return _comparison(record)
-    except RecordError:
-        raise
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Whatever a record lacks is a RecordError."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _altered(error) from error
+        raise RecordError(
+            f"the record is incomplete or was altered: {type(error).__name__}: {error}",
+            remedy="take the file from the run that wrote it",
+        ) from error
 
 
 def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:

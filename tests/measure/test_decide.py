@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pytest_compileiq.measure.betting import BettingTest
-from pytest_compileiq.measure import decide
 from pytest_compileiq.measure.decide import (
+    NEAR,
     End,
     Judge,
     Outcome,
@@ -103,7 +103,7 @@ def test_an_interval_near_the_threshold_on_one_side_alone_is_no_answer(speedup: 
     assert low is not None
     assert high is not None
     near, far = sorted((-math.log(low), math.log(high)))
-    assert 0 < near < decide.NEAR < far
+    assert 0 < near < NEAR < far
     assert (outcome.status, outcome.reason) == (Status.UNDECIDED, Reason.UNDECIDED)
 
 
