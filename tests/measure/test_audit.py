@@ -22,6 +22,7 @@ from pytest_compileiq.measure.units import Plan, Side, Timed
 from .simulated import SimulatedGpu, kernel
 
 A, B = Side.BASE, Side.CANDIDATE
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def sessions(count: int, *, candidate: float = 300e-6, units: int = 20) -> list[Any]:
@@ -171,6 +172,20 @@ def test_a_file_that_is_written_is_whole_at_any_moment(
     with pytest.raises(pytest.fail.Exception):
         selfcheck.write(path, {"records": [1, 2]})
     assert path.read_bytes() == before
+
+
+def test_every_committed_result_comes_out_again(capsys: pytest.CaptureFixture[str]) -> None:
+    if not RESULTS.exists():
+        pytest.skip("no benchmarks beside these tests")
+    files = [path for path in RESULTS.glob("*.json*") if has_samples(path)]
+    assert files
+    assert main(["replay", "--quiet", *map(str, files)]) == 0, capsys.readouterr().out
+
+
+def has_samples(path: Path) -> bool:
+    data = path.read_bytes()
+    document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return any(record.get("samples") for record in document.get("records", []))
 
 
 def test_replay_sees_one_changed_sample(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

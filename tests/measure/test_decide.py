@@ -114,6 +114,17 @@ def test_canary_ends_early_at_the_threshold() -> None:
     assert outcome.units < 240
 
 
+def test_a_canary_at_the_threshold_is_undecided_also_when_the_budget_ends_first() -> None:
+    rule = not_slower()
+    stopped = judged(rule, 1 / 1.02, noise=0.3).units
+    judge = Judge(rule, 0.01)
+    for i in range(stopped - 1):
+        judge.feed(-math.log(1.02) + 0.3 * NOISE[i])
+    low, high = judge.test.interval(0.01)
+    assert max(rule.delta - low, high - rule.delta) < rule.near
+    assert judge.end(End.BUDGET).reason is Reason.UNDECIDED
+
+
 @pytest.mark.parametrize("why", [End.THROTTLED, End.BROKEN])
 def test_what_disturbs_is_unfit(why: End) -> None:
     outcome = Judge(win(), 0.01).end(why)
