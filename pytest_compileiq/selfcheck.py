@@ -85,8 +85,8 @@ done:
 """
 
 
-def own_pairs() -> dict[str, Pair]:
-    """Two kernels that need nothing but cuda-core: one of about 100 us, one of a few."""
+def own_pairs(mebibytes: Sequence[int] = (128, 2)) -> dict[str, Pair]:
+    """Kernels that need nothing but cuda-core: one of about 100 us, and one of a few."""
     from pytest_compileiq.gpu import stream
     from pytest_compileiq.toolchain.assembler import Assembler, Job
 
@@ -102,7 +102,7 @@ def own_pairs() -> dict[str, Pair]:
     cubin = answer.cubin
     blocks = 2 * device.properties.multiprocessor_count
 
-    def pair(bytes_: int) -> Pair:
+    def pair(name: str, bytes_: int) -> Pair:
         buffers = [device.allocate(bytes_, stream=where) for _ in ("to", "from")]
         for buffer in buffers:
             buffer.fill(0, stream=where)
@@ -120,12 +120,12 @@ def own_pairs() -> dict[str, Pair]:
         build = Build(cubin, load=load)
         kernel = Kernel(
             lambda acf: build,
-            name=f"copy {bytes_ >> 20} MiB",
+            name=name,
             place=lambda random: launcher.place(args, random),
         )
         return Pair(kernel, {Side.BASE: build, Side.CANDIDATE: build})
 
-    return {"copy 128 MiB": pair(128 << 20), "copy 2 MiB": pair(2 << 20)}
+    return {name: pair(name, size << 20) for size in mebibytes for name in [f"copy {size} MiB"]}
 
 
 def pairs_of(spec: str) -> dict[str, Pair]:

@@ -19,6 +19,7 @@ from pytest_compileiq.measure.samples import record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Plan, Side, Timed
 
+from ..gpu import fake_core
 from .simulated import SimulatedGpu, kernel
 
 A, B = Side.BASE, Side.CANDIDATE
@@ -134,6 +135,26 @@ def test_selfcheck_says_which_kernel_breaks_its_word(
     same, other = json.loads(gzip.decompress(out.read_bytes()))["audits"]
     assert (same["name"], same["sessions"], same["alpha"]) == ("same", 20, 0.05)
     assert (other["faster"], other["slower"]) == (20, 0)
+
+
+def test_its_own_kernel_on_a_stand_in_for_cuda_core(
+    ptxas: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launches as cuda-core gets them: both builds in each seat, on buffers of that seat."""
+    with fake_core.install(monkeypatch) as machine:
+        machine.sizes["copy"] = [8, 8, 4, 8]
+        pairs = selfcheck.own_pairs([1])
+        assert list(pairs) == ["copy 1 MiB"]
+        timer = Timer(cuda.CudaDriver(), seed=1)
+        (one,) = audit.on_device(
+            "k", pairs["copy 1 MiB"], timer, seed=1, alpha=0.05, sessions=1, units=6
+        )
+    assert one.outcome is not None
+    assert [unit.rejected for unit in one.units] == [None] * 6
+    launched = [(config, args) for name, config, args, _ in machine.launched if name == "copy"]
+    assert {config for config, _ in launched} == {((4,), (1024,), 0)}
+    assert {tuple(args[2:]) for _, args in launched} == {(1 << 18, 0)}
+    assert len({args[0] for _, args in launched}) >= 3  # seats have buffers of their own
 
 
 def test_selfcheck_within_a_limit(
