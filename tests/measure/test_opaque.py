@@ -134,6 +134,12 @@ def test_noise_about_zero_has_no_ratio() -> None:
     assert (outcome.status, outcome.reason) == (Status.FAIL, Reason.INVALID_SCORE)
 
 
+def test_scores_at_the_end_of_the_numbers_are_answered() -> None:
+    huge = itertools.cycle([-1.7e308, 1.7e308, 1.7e308])
+    outcome = play(lambda _: [next(huge)])
+    assert (outcome.status, outcome.reason) == (Status.FAIL, Reason.INVALID_SCORE)
+
+
 @pytest.mark.parametrize("bad", [None, [math.nan], [math.inf]])
 def test_invalid_scores(bad: Sequence[float] | None) -> None:
     outcome = play(lambda side: bad if side is A else [1.0])
