@@ -226,6 +226,20 @@ def test_times_that_are_none_end_it() -> None:
     assert len(one.units) == FIRST_ROUND
 
 
+def test_a_few_times_that_are_none_do_not_end_it() -> None:
+    time_unit = timer({"k": 1.0})
+    turn = itertools.count()
+
+    def lossy(name: str, plan: Plan) -> Timed:
+        return Timed((math.nan,) * 4) if next(turn) % 3 == 0 else time_unit(name, plan)
+
+    one = comparison()
+    run([one], lossy, budget=Budget(blocks=16 + 4 * 36))
+    assert one.outcome
+    assert one.judge.test.missing == 12
+    assert one.outcome.end is End.BUDGET
+
+
 def test_power_coupling_is_told_from_chance() -> None:
     def rejected(lows: list[Side]) -> Comparison:
         one = comparison()
