@@ -158,6 +158,40 @@ def test_disturbed_units_are_kept_out_whole() -> None:
     assert [unit.rejected for unit in one.units if unit.rejected] == ["hardware thermal slowdown"]
 
 
+def disturbed_every(nth: int, health: Health, blocks: int) -> tuple[Comparison, list[float]]:
+    """A run with every nth unit disturbed, on kernels that cannot be told apart, and its pauses."""
+    time_unit = timer({"k": 1.0}, noise=0.1)
+    turn = itertools.count(1)
+
+    def time_it(name: str, plan: Plan) -> Timed:
+        bad = next(turn) % nth == 0
+        return Timed(time_unit(name, plan).seconds, health=health if bad else Health())
+
+    one, pauses = comparison(), list[float]()
+    run([one], time_it, budget=Budget(blocks=blocks), pause=pauses.append)
+    return one, pauses
+
+
+def test_disturbed_units_cost_of_the_budget_too() -> None:
+    one, pauses = disturbed_every(6, Health(reasons=0x40), 16 + 4 * 30)
+    assert one.outcome
+    assert (len(one.units), one.outcome.units, pauses) == (30, 25, [])
+
+
+def test_more_than_a_fifth_disturbed_is_a_pause() -> None:
+    _, pauses = disturbed_every(4, Health(reasons=0x40), 16 + 4 * 30)
+    assert pauses[:1] == [0.5]
+
+
+@pytest.mark.parametrize(("nth", "moving"), [(6, False), (4, True)])
+def test_clocks_that_change_in_more_than_a_fifth_are_this_card_s_way(
+    nth: int, moving: bool
+) -> None:
+    one, pauses = disturbed_every(nth, Health(mhz=(1980.0, 1500.0)), 16 + 4 * 40)
+    assert one.clocks_move is moving
+    assert pauses == []
+
+
 def test_throttling_pauses_and_then_is_unfit() -> None:
     pauses: list[float] = []
     one = comparison()
@@ -253,6 +287,7 @@ def test_power_coupling_is_told_from_chance() -> None:
     even = rejected([A, B] * 10)
     assert even.rejections == {A: 10, B: 10}
     assert not even.power_coupled
+    assert rejected([A] * 3 + [B]).rejections == {A: 3, B: 1}
     assert not rejected([B] * 7).power_coupled  # 2 * 2^-7 is above 1 %
     assert rejected([B] * 8).power_coupled
     assert not comparison().power_coupled
