@@ -34,10 +34,11 @@ from pytest_compileiq.subjects.kernel import BASELINE, Arm, Workbench
 from pytest_compileiq.toolchain import acf
 
 PTX = kernels.EXAMPLES.parent / "ptx"
-#: min_speedup that is clear of what each ACF brings: 1.65x, 1.10x, 1.02x and 1.03x on an H200.
+#: min_speedup that is clear of what each ACF brings: 1.65x, 1.10x, 1.02x and 1.03x on an H200. The
+#: last of each is above it.
 QUESTIONS = {
-    "sgemm": (1.0, 1.02, 1.2),
-    "matmul": (1.0, 1.02, 1.2),
+    "sgemm": (1.02, 1.2, 1.8),
+    "matmul": (1.02, 1.2),
     "attention": (1.0, 1.2),
     "softmax": (1.0, 1.2),
 }
