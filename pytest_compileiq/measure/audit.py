@@ -83,14 +83,14 @@ class Audit:
         return max(self.faster, self.slower) <= self.allowed
 
 
-def most(sessions: int, alpha: float) -> int:
-    """The 99 % quantile of a binomial of ``sessions`` trials with the chance ``alpha``."""
+def most(trials: int, chance: float, confidence: float = 0.99) -> int:
+    """The count that a binomial of so many trials exceeds with at most ``1 - confidence``."""
     below = 0.0
-    for count in range(sessions + 1):
-        below += math.comb(sessions, count) * alpha**count * (1 - alpha) ** (sessions - count)
-        if below >= 0.99:
+    for count in range(trials):
+        below += math.comb(trials, count) * chance**count * (1 - chance) ** (trials - count)
+        if below >= confidence:
             return count
-    return sessions
+    return trials
 
 
 def on_device(

@@ -67,6 +67,7 @@ def test_a_bias_is_seen() -> None:
 def test_what_chance_allows() -> None:
     assert audit.most(200, 0.05) == 18
     assert audit.most(200, 0.01) == 6
+    assert audit.most(200, 0.05, 0.999) == 21
     assert audit.most(1, 0.0) == 0
 
 
