@@ -83,6 +83,38 @@ def test_orders_of_stage_2_are_all_equally_likely() -> None:
     assert 50 < min(counts.values()) <= max(counts.values()) < 150
 
 
+def test_a_coin_says_which_call_of_a_pair_comes_first() -> None:
+    first = []
+    for seed in range(20):
+        test, score = OpaqueTest([win()], seed=seed), noisy(1.0, seed)
+        while (side := test.ask()) is not None:
+            test.tell(score(side))
+        asked = [side for side, _ in test.calls[10:]]
+        pairs = list(zip(asked[::2], asked[1::2], strict=True))
+        assert all(set(pair) == {A, B} for pair in pairs)
+        first += [one for one, _ in pairs]
+    assert len(first) > 300
+    assert abs(first.count(A) - first.count(B)) < 4 * math.sqrt(len(first))
+
+
+def test_error_rate_where_the_second_call_of_a_pair_is_slower() -> None:
+    rule = Rule(ratio=1.0, alpha_pass=0.05, alpha_fail=0.05)
+    faster = slower = 0
+    n = 200
+    for seed in range(n):
+        rng, calls = np.random.default_rng(seed), itertools.count()
+        outcome = play(
+            lambda _, rng=rng, calls=calls: [  # type: ignore[misc]
+                math.exp(0.01 * rng.standard_normal() + 0.01 * (next(calls) % 2))
+            ],
+            rule,
+            seed=seed,
+        )
+        faster += outcome.status is Status.PASS
+        slower += outcome.reason is Reason.SLOWER
+    assert max(faster, slower) <= most(n, 0.05)
+
+
 def test_error_rate_with_drift_and_outliers() -> None:
     rng = np.random.default_rng(6)
     rule = Rule(ratio=1.0, alpha_pass=0.05, alpha_fail=0.05)
