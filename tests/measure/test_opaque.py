@@ -45,6 +45,35 @@ def test_a_clear_loss_takes_two_pairs_more_since_red_is_surer() -> None:
     assert play(noisy(0.7), equal).calls == 10
 
 
+def test_throw_away_calls_count_in_no_ratio() -> None:
+    calls, good = itertools.count(), noisy(1.5)
+    outcome = play(lambda side: [500.0 if side is B else 1e-3] if next(calls) < 2 else good(side))
+    assert outcome.speedups[0] == pytest.approx(1.5, rel=0.02)
+    assert outcome.mean_speedups[0] == pytest.approx(1.5, rel=0.02)
+
+
+def test_several_scores_share_the_chance_of_a_wrong_failure() -> None:
+    calls = {}
+    for many in (1, 2, 20):
+        worse = [noisy(0.7, seed) for seed in range(many)]
+        outcome = play(
+            lambda side, worse=worse: [one for score in worse for one in score(side) or ()],  # type: ignore[misc]
+            *[win()] * many,
+        )
+        assert outcome.reason is Reason.SLOWER
+        calls[many] = outcome.calls
+    assert calls[1] < calls[2] < calls[20]
+
+
+def test_the_scale_of_a_pair_is_its_standard_deviation() -> None:
+    rng = np.random.default_rng(3)
+    scales = [
+        opaque._pair_scale(rng.normal(5, 0.01, 4).tolist(), rng.normal(6, 0.01, 4).tolist())
+        for _ in range(2000)
+    ]
+    assert median(scales) == pytest.approx(0.01 * math.sqrt(2), rel=0.1)
+
+
 def test_canaries() -> None:
     assert play(noisy(1 / 3), canary_o0()).calls == 10
     assert play(noisy(1 / 3), canary_o0()).status is Status.PASS
@@ -158,6 +187,13 @@ def test_declared_but_not_deterministic_takes_the_worst_pair() -> None:
     scores = {A: itertools.cycle([100.0, 101.0]), B: itertools.cycle([99.0, 100.5])}
     outcome = play(lambda side: [next(scores[side])], deterministic=True)
     assert (outcome.status, outcome.reason) == (Status.FAIL, Reason.SLOWER)
+
+
+def test_declared_but_not_deterministic_o0_takes_the_pair_that_is_least_slower() -> None:
+    scores = {A: itertools.cycle([100.0, 101.0]), B: itertools.cycle([105.0, 106.0])}
+    outcome = play(lambda side: [next(scores[side])], canary_o0(), deterministic=True)
+    assert (outcome.status, outcome.reason) == (Status.FAIL, Reason.NO_EFFECT)
+    assert outcome.speedups[0] == pytest.approx(101 / 105)
 
 
 def test_noise_about_zero_has_no_ratio() -> None:
