@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from pytest_compileiq.measure import audit, cuda
 from pytest_compileiq.measure.samples import record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Plan, Side, Timed
+from pytest_compileiq.verdict import Reason
 
 from ..gpu import fake_core
 from .simulated import SimulatedGpu, kernel
@@ -26,8 +28,10 @@ A, B = Side.BASE, Side.CANDIDATE
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
-def sessions(count: int, *, candidate: float = 300e-6, units: int = 20) -> list[Any]:
-    gpu = SimulatedGpu(jitter=0.01)
+def sessions(
+    count: int, *, candidate: float = 300e-6, units: int = 20, jitter: float = 0.01
+) -> list[Any]:
+    gpu = SimulatedGpu(jitter=jitter)
     made, first, second = kernel(gpu, 300e-6, candidate)
     timer = Timer(gpu, seed=3, now=gpu.now)
     pair = Pair(made, {A: first, B: second})
@@ -64,6 +68,23 @@ def test_a_bias_is_seen() -> None:
     assert found.faster > 15
 
 
+def test_to_find_no_win_is_no_false_claim() -> None:
+    """A narrow interval about the truth: a failure of a test of a win, and right."""
+    quiet = sessions(5, jitter=1e-4)
+    assert {one.outcome.reason for one in quiet} == {Reason.NO_WIN}
+    found = audit.summary("k", 0.05, quiet)
+    assert (found.faster, found.slower) == (0, 0)
+
+
+def test_units_that_were_rejected_are_no_spread() -> None:
+    ones = sessions(1)
+    unit = ones[0].units[0]
+    wild = replace(unit.timed, seconds=(1.0, 1e-3, 1e-3, 1.0))
+    before = audit.summary("k", 0.05, ones).unit_sd
+    ones[0].add(replace(unit, timed=wild, rejected="hardware slowdown"))
+    assert audit.summary("k", 0.05, ones).unit_sd == before
+
+
 def test_what_chance_allows() -> None:
     assert audit.most(200, 0.05) == 18
     assert audit.most(200, 0.01) == 6
@@ -74,9 +95,9 @@ def test_what_chance_allows() -> None:
 def test_a_trace_gives_new_sessions_with_the_error_rate_kept(recorded: list[Any]) -> None:
     again = list(audit.on_trace("k", recorded, seed=9, alpha=0.05, sessions=100, units=20))
     assert audit.summary("k", 0.05, again).kept
-    assert {one.units[0].timed.seconds for one in again} <= {
-        unit.timed.seconds for one in recorded for unit in one.units
-    }
+    first = {one.units[0].timed.seconds for one in again}
+    assert first <= {unit.timed.seconds for one in recorded for unit in one.units}
+    assert len(first) > len(recorded)  # a session may begin anywhere
 
 
 def test_a_first_block_that_is_always_slow_falls_on_both_sides() -> None:
@@ -230,6 +251,16 @@ def test_replay_sees_a_status_that_the_samples_do_not_bear_out(
         path.write_text(json.dumps({"records": [{**record, "status": status}]}))
         assert main(["replay", str(path)]) == expected
     assert "the record says bogus" in capsys.readouterr().out
+
+
+def test_replay_of_a_verdict_on_several_samples_is_the_worst_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    found = [*sessions(1, candidate=250e-6), *sessions(1, candidate=350e-6)]
+    samples = list(map(record_units, found))
+    assert [one["outcome"]["status"] for one in samples] == ["pass", "fail"]  # type: ignore[index]
+    for status, expected in (("fail", 0), ("pass", 1), ("undecided", 1)):
+        path.write_text(json.dumps({"records": [{"samples": samples, "status": status}]}))
+        assert main(["replay", "--quiet", str(path)]) == expected
 
 
 @pytest.mark.parametrize(
