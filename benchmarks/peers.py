@@ -1,188 +1,134 @@
 """Who is right about two kernels? All rules in one process, on identical code and on known gains.
 
-    python benchmarks/peers.py --out benchmarks/results --kernels matmul,attention
-    python benchmarks/peers.py --out benchmarks/results --kernels softmax,small,idle
+    python benchmarks/peers.py --out benchmarks/results --limit 500
+    python benchmarks/peers.py --out benchmarks/results --kernels idle0.5,idle2 --sessions 60
+    python benchmarks/peers.py --out benchmarks/results --read benchmarks/results/peers-*.json.gz
 
 On identical kernels every claim is false. "idle" is a copy of 96 MiB whose baseline idles for
-0.5 % or 2 % longer: there a claim "faster" is true. Each session asks our rule, every third all of
-them, in a new random order. 200 sessions of one kernel take two to three minutes; clocks are left as they are, so that
-all rules meet what a user's would (--clocks=auto to lock them).
+0.5 % or 2 % longer: there a claim "faster" is true. In each session our rule is asked, in every
+third all of them, in a new random order. A session of our rule on identical kernels is one of
+``selfcheck``, so the table of its audit comes from the same sessions. All raw times are kept, and
+all tables made from them alone. The four kernels take about six minutes; clocks are left as they
+are, so that all rules meet what a user's would (--clocks=auto to lock them).
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
+import math
 import random
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import effects
 import kernels
 import rules
+import runner
+from runner import Record, Run
 
 from pytest_compileiq import selfcheck
 from pytest_compileiq.measure import audit
-from pytest_compileiq.measure.cuda import CudaDriver
-from pytest_compileiq.measure.timer import Pair, Timer
-from pytest_compileiq.measure.units import Comparison, Side
+from pytest_compileiq.measure.audit import Deadline
+from pytest_compileiq.measure.samples import comparison_of
+from pytest_compileiq.measure.units import Side
 
 OURS = "seats, coins and bets, alpha = 5 %"
+IDENTICAL = "identical"
+GAINS = {"idle0.5": 0.005, "idle2": 0.02}
 
 
-def ours(
-    name: str, pair: Pair, timer: Timer, args: argparse.Namespace, kept: list[Comparison]
-) -> Callable[..., rules.Answer]:
-    seeds = random.Random(f"{args.seed}/{name}")
-
-    def judge(bench: rules.Bench, a: Any, b: Any) -> rules.Answer:
-        began = time.perf_counter()
-        (one,) = audit.on_device(
-            name, pair, timer,
-            seed=seeds.getrandbits(32), alpha=0.05, sessions=1, units=args.units,
-        )  # fmt: skip
-        kept.append(one)
-        assert one.outcome is not None
-        claim = None
-        if one.outcome.end == "decided":
-            claim = "faster" if one.outcome.status == "pass" else "slower"
-        blocks = len(one.pilot) + 4 * len(one.units)
-        launches = blocks * max(unit.timed.launches for unit in one.units)
-        return rules.Answer(claim, launches, time.perf_counter() - began)
-
-    return judge
-
-
-def one_case(
-    name: str, case: str, pair: Pair, timer: Timer, bench: rules.Bench, args: argparse.Namespace
-) -> tuple[list[dict[str, Any]], list[Comparison]]:
-    """All rules on one pair, session by session."""
-    kept: list[Comparison] = []
-    asked = {**rules.peers(), OURS: ours(f"{name} {case}", pair, timer, args, kept)}
-    launches = [pair.builds[side].launch for side in Side]
-    answers: dict[str, list[rules.Answer]] = {rule: [] for rule in asked}
-    order = random.Random(f"{args.seed}/{name}/{case}")
-    began = time.perf_counter()
-    for session in range(args.sessions):
-        due = list(asked) if session % args.others_every == 0 else [OURS]
-        for rule in order.sample(due, len(due)):
-            answers[rule].append(asked[rule](bench, *launches))
-        if session % 20 == 0:
-            print(
-                f"{name} {case}: {session} sessions, {time.perf_counter() - began:.0f} s",
-                flush=True,
-            )
-        if time.perf_counter() - began > args.limit:
-            print(f"{name} {case}: stopped after {session + 1} sessions by --limit", flush=True)
+def measure(run: Run, kernel: str, deadline: Deadline) -> None:
+    if kernel in GAINS:
+        gain = GAINS[kernel]
+        pair, units = effects.Known(run, "96MiB").pair(gain), effects.UNITS
+        record = run.record("copy 96MiB", f"{gain:.1%} faster", others=[])
+    else:
+        pair, units = kernels.identical(kernels.triton_kernel(kernel)), audit.UNITS
+        record = run.record(kernel, IDENTICAL, others=[])
+    bench = rules.Bench()
+    launches = [launch for side in Side if (launch := pair.builds[side].launch) is not None]
+    order = random.Random(f"{run.args.seed}/{kernel}")
+    ours = run.sessions(record, pair, Deadline(math.inf), units=units)
+    for session in range(run.args.sessions):
+        if session and deadline.left <= 0:
             break
-    rows = [
-        {
-            "kernel": name,
-            "case": case,
-            "rule": rule,
-            "sessions": len(given),
-            "faster": sum(one.claim == "faster" for one in given),
-            "slower": sum(one.claim == "slower" for one in given),
-            "launches": fmean(one.launches for one in given),
-            "wall_seconds": median(one.wall_seconds for one in given),
-        }
-        for rule, given in answers.items()
+        others = list(rules.RECORDINGS) if session % run.args.others_every == 0 else []
+        found = {}
+        for turn in order.sample([OURS, *others], 1 + len(others)):
+            if turn == OURS:
+                next(ours)
+            else:
+                found[turn] = rules.recorded(bench, turn, *launches)
+        if found:
+            record["others"].append(found)
+
+
+def tables(records: Sequence[Record]) -> list[str]:
+    lines = ["", "On identical kernels every claim is false; in the other cases one is right."]
+    for record in records:
+        rows = [row for row in (_ours(record), *_others(record)) if row]
+        lines += ["", f"## {record['kernel']}, {record['check']}"]
+        lines += runner.table(
+            "rule | says faster | says slower | sessions | launches | wall a verdict", rows
+        )
+    return lines + _audits([one for one in records if one["check"] == IDENTICAL])
+
+
+def _ours(record: Record) -> list[str]:
+    samples = record["samples"]
+    launches = [
+        runner.blocks(one) * max(unit["launches"] for unit in one["units"]) for one in samples
     ]
-    return rows, kept
+    return _row(OURS, list(map(runner.claim, samples)), launches, record["wall_seconds"])
 
 
-def cases(names: list[str], timer: Timer, driver: CudaDriver) -> list[tuple[str, str, Pair]]:
+def _others(record: Record) -> Iterator[list[str]]:
+    for name, rule in rules.PEERS.items():
+        found = [one[rule.recording] for one in record["others"]]
+        times = [one["times"] for one in found]
+        yield _row(
+            name,
+            [rule.claim(one, times[0]) for one in times],
+            [rule.launches(one) for one in times],
+            [rule.wall_seconds(one["times"], one["wall_seconds"]) for one in found],
+        )
+
+
+def _row(
+    name: str, claims: Sequence[str | None], launches: Sequence[int], wall: Sequence[float]
+) -> list[str]:
+    if not claims:
+        return []
+    shares = [f"{claims.count(word) / len(claims):.1%}" for word in ("faster", "slower")]
+    cost = [f"{fmean(launches):.0f}", f"{median(wall):.3f} s"]
+    return [name, *shares, str(len(claims)), *cost]
+
+
+def _audits(records: Sequence[Record]) -> list[str]:
+    """What ``selfcheck`` counts in the same sessions."""
     found = [
-        (subject.name, "identical", subject.pair())
-        for subject in kernels.subjects(name for name in names if name != "idle")
+        audit.summary(record["kernel"], 0.05, list(map(comparison_of, record["samples"])))
+        for record in records
+        if record["samples"]
     ]
-    if "idle" in names:
-        subject = kernels.Idle(kernels.idle_cubin(kernels.arch()), 96 << 20)
-        cycles = effects.cycles_of(driver, timer, subject)
-        for gain in (0.005, 0.02):
-            more = round(gain * cycles)
-            pair = subject.pair(effects.FLOOR + more, effects.FLOOR)
-            found.append(("idle", f"{gain:.1%} faster", pair))
-    return found
-
-
-def markdown(report: dict[str, Any]) -> str:
-    lines = [
-        "# Who is right?",
-        "",
-        f"`{report['command']}`, {report['date']}, {report['device']}.",
-        "",
-        "On identical kernels every claim is false; the last cases are faster in truth.",
-    ]
-    for name, case in dict.fromkeys((one["kernel"], one["case"]) for one in report["rows"]):
-        lines += [
-            "",
-            f"## {name}, {case}",
-            "",
-            "| rule | says faster | says slower | sessions | launches | wall a verdict |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {one['rule']} | {one['faster'] / one['sessions']:.1%} | "
-            f"{one['slower'] / one['sessions']:.1%} | {one['sessions']} | "
-            f"{one['launches']:.0f} | {one['wall_seconds']:.3f} s |"
-            for one in report["rows"]
-            if (one["kernel"], one["case"]) == (name, case)
-        ]
-    return "\n".join(lines) + "\n"
+    rows = [[*selfcheck.cells(one), "yes" if one.kept else "NO"] for one in found]
+    return ["", "## selfcheck", *runner.table(" | ".join([*selfcheck.FIELDS, "kept"]), rows)]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", default="0")
-    parser.add_argument("--clocks", default="observe", choices=("auto", "require", "observe"))
-    parser.add_argument("--kernels", default="matmul,attention,softmax,small,idle")
-    parser.add_argument("--sessions", type=int, default=200)
-    parser.add_argument("--others-every", type=int, default=3, help="sessions between theirs")
-    parser.add_argument("--units", type=int, default=audit.UNITS)
-    parser.add_argument("--limit", type=float, default=280.0, help="seconds a case at most")
-    parser.add_argument("--seed", type=int, default=20261130)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    samples: dict[str, list[Comparison]] = {}
-    args.out.mkdir(parents=True, exist_ok=True)
-    names = args.kernels.split(",")
-    base = args.out / f"peers-{'-'.join(names)}-{datetime.date.today().isoformat()}"
-    with selfcheck.held(args.gpu, args.clocks) as held:
-        driver = CudaDriver()
-        timer = Timer(driver, seed=args.seed, reasons=held.monitor.reasons)
-        bench = rules.Bench()
-        for name, case, pair in cases(names, timer, driver):
-            more, kept = one_case(name, case, pair, timer, bench, args)
-            rows += more
-            samples[f"{name}, {case}"] = kept
-            report = {
-                "command": f"python benchmarks/peers.py --kernels {args.kernels}",
-                "date": datetime.date.today().isoformat(),
-                "device": f"{held.gpu}, clocks {held.state}",
-                "rows": rows,
-            }
-            # After each case: what was measured stays if a later one fails.
-            Path(f"{base}.json").write_text(json.dumps(report, indent=1) + "\n")
-            Path(f"{base}.md").write_text(markdown(report))
-            audits = {
-                key: audit.summary(key, 0.05, many)
-                for key, many in samples.items()
-                if key.endswith("identical")
-            }
-            selfcheck.write(
-                Path(f"{base}.samples.json.gz"), args.seed, report["device"], audits, samples
-            )
-    print(markdown(report))
-    return 0
+    every = {"type": int, "default": 3, "help": "sessions between theirs (default: %(default)s)"}
+    return runner.main(
+        __doc__,
+        "peers",
+        [*kernels.NAMES, *GAINS],
+        measure,
+        tables,
+        sessions=200,
+        options={"--others-every": every},
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """How others decide which of two kernels is faster, written from their descriptions.
 
-Each rule takes launches of both kernels and answers "faster", "slower" or None (of the second
-against the first), with what it cost. Times come from CUDA events, with the L2 cache flushed
-before each launch as ``triton.testing.do_bench`` does, or from the host's clock where the tool
-uses that.
+Each has two halves: a *recording*, launches of both kernels in the tool's own order and timed in
+its own way, and a *claim*, made from the recorded times alone: "faster", "slower" or None, of the
+second kernel against the first. Times come from CUDA events, with the L2 cache flushed before each
+launch as ``triton.testing.do_bench`` does, or from the host's clock where the tool uses that. No
+two rules but those of one recording can share their times, nor any of them those of our units: the
+order, the missing gate and the tool's own flush are what is compared.
 """
 
 from __future__ import annotations
@@ -11,24 +13,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 Launch = Callable[[], None]
+#: Seconds of the first kernel's launches and of the second's, as they came.
+Times = tuple[list[float], list[float]]
 #: Launches a side for the Welch rule, as CompileIQ's validation script advises.
-TRIALS = 100
+TRIALS, WARM = 100, 25
 #: Critical value of Student's t at 5 %, two-sided, for 99 degrees of freedom: the least there are.
 CRITICAL_T = 1.984
 #: Cohen's d above which that script takes a difference for one.
 LEAST_D = 0.2
-
-
-@dataclass(frozen=True)
-class Answer:
-    claim: str | None
-    launches: int
-    wall_seconds: float
+#: Launches a side in turns.
+TURNS, WARM_TURNS = 50, 5
 
 
 class Bench:
@@ -64,6 +62,63 @@ class Bench:
             found.append(time.perf_counter() - start)
         return found
 
+    def do_bench(self, launch: Launch) -> list[float]:
+        """Seconds as ``triton.testing.do_bench`` measures them."""
+        from triton import testing
+
+        return [1e-3 * one for one in testing.do_bench(launch, return_mode="all")]
+
+
+def one_after_the_other(bench: Bench, a: Launch, b: Launch) -> Times:
+    bench.events([a] * WARM)
+    first = bench.events([a] * TRIALS)
+    bench.events([b] * WARM)
+    return first, bench.events([b] * TRIALS)
+
+
+def in_turns(bench: Bench, a: Launch, b: Launch) -> Times:
+    bench.events([a, b] * WARM_TURNS)
+    times = bench.events([a, b] * TURNS)
+    return times[::2], times[1::2]
+
+
+#: Each rule's way to time both kernels. A stored baseline is one session's first half.
+RECORDINGS: dict[str, Callable[[Bench, Launch, Launch], Times]] = {
+    "blocks": one_after_the_other,
+    "do_bench": lambda bench, a, b: (bench.do_bench(a), bench.do_bench(b)),
+    "rounds": lambda bench, a, b: (bench.rounds(a), bench.rounds(b)),
+    "turns": in_turns,
+}
+
+
+def welch(times: Times, _: Times) -> str | None:
+    """Welch's p below 5 % and Cohen's d above 0.2."""
+    first, second = times
+    difference = fmean(first) - fmean(second)
+    variance = stdev(first) ** 2 + stdev(second) ** 2
+    if not variance:
+        return None
+    t = difference / math.sqrt(variance / TRIALS)
+    d = difference / math.sqrt(variance / 2)
+    if abs(t) <= CRITICAL_T or abs(d) <= LEAST_D:
+        return None
+    return "faster" if difference > 0 else "slower"
+
+
+def medians(times: Times, _: Times) -> str | None:
+    """Medians, told apart from 1 % on."""
+    return _by_ratio(median(times[0]), median(times[1]), share=0.01)
+
+
+def least_5(times: Times, stored: Times) -> str | None:
+    """pytest-benchmark's ``min:5%`` against the baseline of an earlier time."""
+    return _by_ratio(min(stored[0]), min(times[1]), share=0.05)
+
+
+def mean_2(times: Times, stored: Times) -> str | None:
+    """pytest-benchmark's ``mean:2%`` against the baseline of an earlier time."""
+    return _by_ratio(fmean(stored[0]), fmean(times[1]), share=0.02)
+
 
 def _by_ratio(base: float, candidate: float, share: float) -> str | None:
     if candidate < base / (1 + share):
@@ -71,64 +126,34 @@ def _by_ratio(base: float, candidate: float, share: float) -> str | None:
     return "slower" if candidate > base * (1 + share) else None
 
 
-def welch(bench: Bench, a: Launch, b: Launch) -> Answer:
-    """100 launches of A, then 100 of B: Welch's p below 5 % and Cohen's d above 0.2."""
+class Rule(NamedTuple):
+    """``claim(times, first)`` sees a session's times and those of the first session."""
+
+    recording: str
+    claim: Callable[[Times, Times], str | None]
+    untimed: int = 0
+    stored: bool = False
+
+    def launches(self, times: Times) -> int:
+        return self.untimed + len(times[1]) + (0 if self.stored else len(times[0]))
+
+    def wall_seconds(self, times: Times, recorded: float) -> float:
+        """What the rule costs, of a recording that took so long: half of it, with a baseline."""
+        return sum(times[1]) if self.stored else recorded
+
+
+#: All rules by the name that the tables give them.
+PEERS = {
+    "100 A, then 100 B, Welch p < .05 and d > 0.2": Rule("blocks", welch, 2 * WARM),
+    "do_bench medians, A then B, 1 %": Rule("do_bench", medians),
+    "stored baseline, min:5%": Rule("rounds", least_5, stored=True),
+    "stored baseline, mean:2%": Rule("rounds", mean_2, stored=True),
+    "interleaved medians, 1 %": Rule("turns", medians, 2 * WARM_TURNS),
+}
+
+
+def recorded(bench: Bench, name: str, a: Launch, b: Launch) -> dict[str, Any]:
+    """One recording, as it is kept: the times of both kernels and the wall time of all."""
     began = time.perf_counter()
-    bench.events([a] * 25)
-    first = bench.events([a] * TRIALS)
-    bench.events([b] * 25)
-    second = bench.events([b] * TRIALS)
-    difference = fmean(first) - fmean(second)
-    variances = stdev(first) ** 2, stdev(second) ** 2
-    t = difference / math.sqrt(sum(variances) / TRIALS) if any(variances) else 0.0
-    d = difference / math.sqrt(sum(variances) / 2) if any(variances) else 0.0
-    claim = None
-    if abs(t) > CRITICAL_T and abs(d) > LEAST_D:
-        claim = "faster" if difference > 0 else "slower"
-    return Answer(claim, 2 * TRIALS + 50, time.perf_counter() - began)
-
-
-def do_bench(bench: Bench, a: Launch, b: Launch) -> Answer:
-    """Medians of ``triton.testing.do_bench``, A then B, told apart from 1 % on."""
-    from triton import testing
-
-    began = time.perf_counter()
-    times = [testing.do_bench(one, return_mode="all") for one in (a, b)]
-    claim = _by_ratio(median(times[0]), median(times[1]), 0.01)
-    return Answer(claim, sum(map(len, times)), time.perf_counter() - began)
-
-
-def interleaved(bench: Bench, a: Launch, b: Launch, pairs: int = 50) -> Answer:
-    """Medians of launches in turns, A B A B, told apart from 1 % on."""
-    began = time.perf_counter()
-    bench.events([a, b] * 5)
-    times = bench.events([a, b] * pairs)
-    claim = _by_ratio(median(times[::2]), median(times[1::2]), 0.01)
-    return Answer(claim, 2 * pairs + 10, time.perf_counter() - began)
-
-
-class Stored:
-    """A baseline of an earlier time, as pytest-benchmark compares with one: ``stat:share``."""
-
-    def __init__(self, statistic: Callable[[Sequence[float]], float], share: float) -> None:
-        self._statistic, self._share = statistic, share
-        self._baseline: float | None = None
-
-    def __call__(self, bench: Bench, a: Launch, b: Launch) -> Answer:
-        if self._baseline is None:
-            self._baseline = self._statistic(bench.rounds(a))
-        began = time.perf_counter()
-        times = bench.rounds(b)
-        claim = _by_ratio(self._baseline, self._statistic(times), self._share)
-        return Answer(claim, len(times), time.perf_counter() - began)
-
-
-def peers() -> dict[str, Any]:
-    """All rules by the name that the tables give them; new ones, with no baseline stored."""
-    return {
-        "100 A, then 100 B, Welch p < .05 and d > 0.2": welch,
-        "do_bench medians, A then B, 1 %": do_bench,
-        "stored baseline, min:5%": Stored(min, 0.05),
-        "stored baseline, mean:2%": Stored(fmean, 0.02),
-        "interleaved medians, 1 %": interleaved,
-    }
+    times = RECORDINGS[name](bench, a, b)
+    return {"times": times, "wall_seconds": time.perf_counter() - began}

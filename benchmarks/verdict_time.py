@@ -1,19 +1,18 @@
-"""How long does an answer take, after the builds? The example's kernel and its ACFs on a GPU.
+"""How long does an answer take, after the builds? The examples' kernels and their ACFs on a GPU.
 
-    python benchmarks/verdict_time.py --out benchmarks/results
+    python benchmarks/verdict_time.py --out benchmarks/results --limit 150
 
 Clear questions (a min_speedup far from the truth on either side), both canaries, and the CV check
-at half its limit, 20 times each; then what the statistics alone cost. Under a minute.
+at half its limit, each so many times; then what the statistics alone cost. "timing" is the pilot
+and the units; "wall" has the checks of the results in it, too, before and after. About 90 s.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import random
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -22,70 +21,114 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import kernels
+import runner
+from runner import Record, Run
 
-from pytest_compileiq import PtxKernel, selfcheck
+from pytest_compileiq import Kernel, PtxKernel
 from pytest_compileiq.checks.timing import Claim, Stopwatch
 from pytest_compileiq.measure import decide
+from pytest_compileiq.measure.audit import Deadline
 from pytest_compileiq.measure.betting import BettingTest
+from pytest_compileiq.measure.samples import record_spread, record_units
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Workbench
 from pytest_compileiq.toolchain import acf
-from pytest_compileiq.toolchain.assembler import Assembler
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "ptx"
-REPEAT = 20
+PTX = kernels.EXAMPLES.parent / "ptx"
+#: min_speedup that is clear of what each ACF brings: 1.65x, 1.10x, 1.02x and 1.03x on an H200. The
+#: last of each is above it.
+QUESTIONS = {
+    "sgemm": (1.02, 1.2, 1.8),
+    "matmul": (1.02, 1.2),
+    "attention": (1.0, 1.2),
+    "softmax": (1.0, 1.2),
+}
 
 
-def sgemm() -> PtxKernel:
+def example(name: str) -> tuple[Kernel, Path]:
+    """An example's kernel, and its ACF."""
+    if name != "sgemm":
+        return kernels.triton_kernel(name), kernels.EXAMPLES / f"{name}.acf"
     import torch
 
     n = 2048
     a, b = (torch.rand(n, n, device="cuda") for _ in "ab")
     c = torch.empty_like(a)
-    return PtxKernel(
-        EXAMPLE / "sgemm.ptx",
+    right = (a.double() @ b.double()).float()
+    kernel = PtxKernel(
+        PTX / "sgemm.ptx",
         arch=kernels.arch(),
         grid=(n // 128, n // 128),
         block=256,
         args=(c, a, b, n),
+        outputs=[c],
+        check=lambda: torch.testing.assert_close(c, right, rtol=1e-4, atol=1e-3),
+    )
+    return kernel, PTX / "best.acf"
+
+
+def measure(run: Run, name: str, deadline: Deadline) -> None:
+    kernel, path = example(name)
+    bench = Workbench(kernel, kernels.assembler(), path.parent)
+    best, o0 = Arm(path.name, acf.load(path)), Arm("raw -O0", flags=("-O0",))
+    for build in bench.build([BASELINE, best, o0]):
+        if isinstance(build, Exception):
+            raise build
+    stopwatch = Stopwatch(lambda: nullcontext(run.held), budget_seconds=2.0)
+    first = run.record(name, "the first: warm-up and CUDA modules included", each=[])
+    _compare(first, stopwatch, bench, [Claim(best, decide.win(1.0))])
+    asked = [
+        (f"{path.name}, min_speedup {least:g}", [Claim(best, decide.win(least))])
+        for least in QUESTIONS[name]
+    ]
+    canary = [Claim(o0, decide.canary_o0()), Claim(best, decide.not_slower())]
+    asked += [("canary, O0 and O3", canary), ("CV", [])]
+    for (question, claims), due in deadline.shared(asked):
+        record = run.record(name, question, each=[])
+        if not claims:
+            limit = _cv_limit(stopwatch, bench)
+            record["check"] = f"CV at half of {limit:.2%}"
+        while len(record["each"]) < run.args.sessions and (not record["each"] or due.left > 0):
+            if claims:
+                _compare(record, stopwatch, bench, claims)
+            else:
+                _spread(record, stopwatch, bench, limit)
+    if not any("statistics" in one for one in run.records):
+        run.record("", "statistics", statistics=statistics())
+
+
+def _compare(record: Record, stopwatch: Stopwatch, bench: Workbench, claims: list[Claim]) -> None:
+    """One answer, with new coins and a new pilot."""
+    began = time.perf_counter()
+    measured = stopwatch.compare(bench, claims)
+    record["samples"] += [record_units(one.comparison) for one in measured]
+    record["each"].append(
+        {
+            "wall_seconds": time.perf_counter() - began,
+            "timing_seconds": sum(one.seconds for one in measured),
+            "blocks": sum(one.blocks for one in measured),
+            "answer": " + ".join(one.outcome.status.value for one in measured),
+        }
     )
 
 
-def timed(
-    stopwatch: Stopwatch, bench: Workbench, claims: list[Claim], times: int = REPEAT
-) -> list[dict[str, Any]]:
-    """Compare so many times, each with new coins and a new pilot."""
-    found = []
-    for _ in range(times):
-        began = time.perf_counter()
-        measured = stopwatch.compare(bench, claims)
-        found.append(
-            {
-                "wall_seconds": time.perf_counter() - began,
-                "blocks": sum(one.blocks for one in measured),
-                "statuses": [one.outcome.status.value for one in measured],
-                "speedups": [one.outcome.speedup for one in measured],
-                "warm_up_seconds": sum(one.pilot.warm_up_seconds for one in measured),
-            }
-        )
-    return found
+def _cv_limit(stopwatch: Stopwatch, bench: Workbench) -> float:
+    """Twice the spread that a first look finds."""
+    return 2 * max(stopwatch.spread(bench, BASELINE, 0.05).end().short_cv or 0.0, 1e-4)
 
 
-def cv(stopwatch: Stopwatch, bench: Workbench) -> tuple[list[dict[str, Any]], float]:
-    """The CV check at twice the spread that a first look found."""
-    first = stopwatch.spread(bench, BASELINE, 0.05).end()
-    limit = 2 * max(first.short_cv or 0.0, 1e-4)
-    found = []
-    for _ in range(REPEAT):
-        began = time.perf_counter()
-        outcome = stopwatch.spread(bench, BASELINE, limit).end()
-        found.append(
-            {
-                "wall_seconds": time.perf_counter() - began,
-                "blocks": outcome.launches,
-                "statuses": [outcome.status.value],
-            }
-        )
-    return found, limit
+def _spread(record: Record, stopwatch: Stopwatch, bench: Workbench, limit: float) -> None:
+    began = time.perf_counter()
+    test = stopwatch.spread(bench, BASELINE, limit)
+    outcome = test.end()
+    record["samples"].append(record_spread(test))
+    record["each"].append(
+        {
+            "wall_seconds": time.perf_counter() - began,
+            "timing_seconds": None,
+            "blocks": outcome.launches,
+            "answer": outcome.status.value,
+        }
+    )
 
 
 def statistics() -> dict[str, float]:
@@ -105,82 +148,35 @@ def statistics() -> dict[str, float]:
     return {"us_a_unit": 1e6 * unit, "ms_an_interval": 1e3 * (time.perf_counter() - began) / 20}
 
 
-def row(question: str, found: list[dict[str, Any]]) -> dict[str, Any]:
-    statuses = [tuple(one["statuses"]) for one in found]
-    return {
-        "question": question,
-        "times": len(found),
-        "wall_seconds": median(one["wall_seconds"] for one in found),
-        "most_wall_seconds": max(one["wall_seconds"] for one in found),
-        "blocks": median(one["blocks"] for one in found),
-        "answers": {" + ".join(key): statuses.count(key) for key in dict.fromkeys(statuses)},
-        "each": found,
-    }
+def tables(records: Sequence[Record]) -> list[str]:
+    lines = runner.table(
+        "kernel | question | answers | timing, median | wall, median | wall, most | blocks, median",
+        [_row(record) for record in records if record.get("each")],
+    )
+    for cost in (record["statistics"] for record in records if "statistics" in record):
+        unit, interval = f"{cost['us_a_unit']:.0f} us", f"{cost['ms_an_interval']:.1f} ms"
+        lines += ["", f"Statistics: {unit} a unit, {interval} an interval of 250 units."]
+    return lines
 
 
-def markdown(report: dict[str, Any]) -> str:
-    lines = [
-        "# How long an answer takes",
-        "",
-        f"`{report['command']}`, {report['date']}, {report['device']}.",
-        "",
-        "| question | answers | wall, median | wall, most | blocks, median |",
-        "|---|---|---|---|---|",
+def _row(record: Record) -> list[Any]:
+    each = record["each"]
+    answers = [one["answer"] for one in each]
+    wall = [one["wall_seconds"] for one in each]
+    timing = [one["timing_seconds"] for one in each if one["timing_seconds"] is not None]
+    return [
+        record["kernel"],
+        record["check"],
+        ", ".join(f"{answers.count(key)} {key}" for key in dict.fromkeys(answers)),
+        f"{median(timing):.3f} s" if timing else "",
+        f"{median(wall):.3f} s",
+        f"{max(wall):.3f} s",
+        f"{median(one['blocks'] for one in each):.0f}",
     ]
-    lines += [
-        f"| {one['question']} | {one['answers']} | {one['wall_seconds']:.3f} s | "
-        f"{one['most_wall_seconds']:.3f} s | {one['blocks']:.0f} |"
-        for one in report["rows"]
-    ]
-    cost = report["statistics"]
-    unit, interval = f"{cost['us_a_unit']:.0f} us", f"{cost['ms_an_interval']:.1f} ms"
-    lines += ["", f"Statistics: {unit} a unit, {interval} an interval of 250 units."]
-    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", default="0")
-    parser.add_argument("--clocks", default="observe", choices=("auto", "require", "observe"))
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    args = parser.parse_args()
-    assembler = Assembler()
-    try:
-        with selfcheck.held(args.gpu, args.clocks) as held:
-            bench = Workbench(sgemm(), assembler, EXAMPLE)
-            best = Arm("best.acf", acf.load(EXAMPLE / "best.acf"))
-            o0, o3 = Arm("raw -O0", flags=("-O0",)), best
-            bench.build([BASELINE, best, o0])
-            stopwatch = Stopwatch(lambda: nullcontext(held), budget_seconds=2.0)
-            first = timed(stopwatch, bench, [Claim(best, decide.win(1.0))], 1)
-            rows = [row("the first of the process, warm-up and CUDA modules included", first)]
-            rows += [
-                row(
-                    f"best.acf, min_speedup {least:g}",
-                    timed(stopwatch, bench, [Claim(best, rule)]),
-                )
-                for least, rule in ((least, decide.win(least)) for least in (1.0, 1.02, 1.2))
-            ]
-            canary = [Claim(o0, decide.canary_o0()), Claim(o3, decide.not_slower())]
-            rows.append(row("canary, O0 and O3", timed(stopwatch, bench, canary)))
-            found, limit = cv(stopwatch, bench)
-            rows.append(row(f"CV at half of {limit:.2%}", found))
-            device = f"{held.gpu}, clocks {held.state}"
-    finally:
-        assembler.close()
-    report = {
-        "command": "python benchmarks/verdict_time.py",
-        "date": datetime.date.today().isoformat(),
-        "device": device,
-        "rows": rows,
-        "statistics": statistics(),
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    base = args.out / f"verdict_time-{report['date']}"
-    base.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    base.with_suffix(".md").write_text(markdown(report))
-    print(markdown(report))
-    return 0
+    return runner.main(__doc__, "verdict_time", list(QUESTIONS), measure, tables, sessions=20)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_compileiq.errors import CiqError
-from pytest_compileiq.results import Table, frame_of, score_columns
+from pytest_compileiq.score_table import Table, frame_of, score_columns
 
 HEALTHY = "healthy"
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_compileiq.measure.replay import RecordError, replay
+from pytest_compileiq.measure.samples import RecordError, replay
 from pytest_compileiq.verdict import Status
 
 #: In what order statuses win when a verdict rests on several samples.

@@ -132,7 +132,7 @@ def _search(
         search.close()
         with contextlib.suppress(OSError):
             (folder / "compileiq").rmdir()
-    from pytest_compileiq.results import Table, score_columns
+    from pytest_compileiq.score_table import Table, score_columns
 
     read = Table(table, score_columns(table), cost.problem_type)
     gains = [

@@ -25,8 +25,8 @@ from typing import Any
 from pytest_compileiq.errors import CiqError, GpuError, SettingsError
 from pytest_compileiq.gpu import identity, session
 from pytest_compileiq.measure import audit
-from pytest_compileiq.measure.audit import Audit
-from pytest_compileiq.measure.replay import comparison_of, record_units
+from pytest_compileiq.measure.audit import Audit, Deadline
+from pytest_compileiq.measure.samples import comparison_of, record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Comparison, Side
 from pytest_compileiq.replay import read
@@ -34,47 +34,59 @@ from pytest_compileiq.subjects import launcher
 from pytest_compileiq.subjects.kernel import Build, Kernel, Launch
 
 SCHEMA = 1
-_FIELDS = ("kernel", "sessions", "faster", "slower", "allowed", "unit sd", "resolves", "seconds")
+FIELDS = ("kernel", "sessions", "faster", "slower", "allowed", "unit sd", "resolves")
 
-# Each thread doubles every step-th number: needs memory bandwidth and little else.
-_COPY = """
+#: out[i] = 2 in[i] for all i, by as many blocks as run at once; then each thread idles for
+#: ``cycles``. All blocks end together, so the kernel takes just so many cycles longer.
+COPY_PTX = """
 .version 7.8
 .target sm_80
 .address_size 64
-.visible .entry copy(.param .u64 to, .param .u64 from, .param .u32 n)
+.visible .entry copy(.param .u64 out, .param .u64 in, .param .u32 n, .param .u64 cycles)
 {
     .reg .pred %p;
-    .reg .b32 %i, %n, %step, %b;
+    .reg .b32 %i, %n, %step, %t, %b;
     .reg .f32 %f;
-    .reg .b64 %to, %from, %a, %o;
-    ld.param.u64 %to, [to];
-    ld.param.u64 %from, [from];
+    .reg .b64 %out, %in, %a, %o, %cycles, %start, %now;
+    ld.param.u64 %out, [out];
+    ld.param.u64 %in, [in];
     ld.param.u32 %n, [n];
+    ld.param.u64 %cycles, [cycles];
+    mov.u32 %t, %tid.x;
     mov.u32 %b, %ntid.x;
-    mov.u32 %i, %tid.x;
-    mov.u32 %step, %ctaid.x;
-    mad.lo.u32 %i, %step, %b, %i;
+    mov.u32 %i, %ctaid.x;
+    mad.lo.u32 %i, %i, %b, %t;
     mov.u32 %step, %nctaid.x;
     mul.lo.u32 %step, %step, %b;
 again:
     setp.ge.u32 %p, %i, %n;
-    @%p bra done;
+    @%p bra copied;
     mul.wide.u32 %o, %i, 4;
-    add.u64 %a, %from, %o;
+    add.u64 %a, %in, %o;
     ld.global.f32 %f, [%a];
     add.f32 %f, %f, %f;
-    add.u64 %a, %to, %o;
+    add.u64 %a, %out, %o;
     st.global.f32 [%a], %f;
     add.u32 %i, %i, %step;
     bra again;
+copied:
+    setp.eq.u64 %p, %cycles, 0;
+    @%p bra done;
+    bar.sync 0;
+    mov.u64 %start, %clock64;
+idle:
+    mov.u64 %now, %clock64;
+    sub.u64 %now, %now, %start;
+    setp.lt.u64 %p, %now, %cycles;
+    @%p bra idle;
 done:
     ret;
 }
 """
 
 
-def own_pairs() -> dict[str, Pair]:
-    """Two kernels that need nothing but cuda-core: one of about 100 us, one of a few."""
+def own_pairs(mebibytes: Sequence[int] = (128, 2)) -> dict[str, Pair]:
+    """Kernels that need nothing but cuda-core: one of about 100 us, and one of a few."""
     from pytest_compileiq.gpu import stream
     from pytest_compileiq.toolchain.assembler import Assembler, Job
 
@@ -82,22 +94,22 @@ def own_pairs() -> dict[str, Pair]:
     device = where.device
     assembler = Assembler()
     try:
-        (answer,) = assembler.run_all([Job(_COPY, f"sm_{device.arch}")])
+        (answer,) = assembler.run_all([Job(COPY_PTX, f"sm_{device.arch}")])
     finally:
         assembler.close()
     if isinstance(answer, CiqError):
         raise answer
     cubin = answer.cubin
-    blocks = 4 * device.properties.multiprocessor_count
+    blocks = 2 * device.properties.multiprocessor_count
 
-    def pair(bytes_: int) -> Pair:
+    def pair(name: str, bytes_: int) -> Pair:
         buffers = [device.allocate(bytes_, stream=where) for _ in ("to", "from")]
         for buffer in buffers:
             buffer.fill(0, stream=where)
-        args = (*buffers, bytes_ // 4)
+        args = (*buffers, bytes_ // 4, 0)
 
         def load(placed: launcher.Placed) -> Launch:
-            loaded = launcher.Loaded(cubin, "copy", blocks, 512)
+            loaded = launcher.Loaded(cubin, "copy", blocks, 1024)
             prepared = loaded.prepare(placed.args)
 
             def launch(_keep: launcher.Placed = placed) -> None:
@@ -108,12 +120,12 @@ def own_pairs() -> dict[str, Pair]:
         build = Build(cubin, load=load)
         kernel = Kernel(
             lambda acf: build,
-            name=f"copy {bytes_ >> 20} MiB",
+            name=name,
             place=lambda random: launcher.place(args, random),
         )
         return Pair(kernel, {Side.BASE: build, Side.CANDIDATE: build})
 
-    return {"copy 128 MiB": pair(128 << 20), "copy 2 MiB": pair(2 << 20)}
+    return {name: pair(name, size << 20) for size in mebibytes for name in [f"copy {size} MiB"]}
 
 
 def pairs_of(spec: str) -> dict[str, Pair]:
@@ -152,10 +164,10 @@ def main(arguments: Sequence[str]) -> int:
     seed = random.SystemRandom().getrandbits(32) if args.seed is None else args.seed
     try:
         if args.trace is not None:
-            return _report(args, seed, "recorded", dict(_on_trace(args, seed)))
+            return _report(args, seed, "recorded", _on_trace(args, seed))
         with held(args.gpu, args.clocks) as mine:
             told = f"{mine.gpu}, clocks {mine.state}"
-            return _report(args, seed, told, dict(_on_device(args, seed, mine)))
+            return _report(args, seed, told, _on_device(args, seed, mine))
     except CiqError as error:
         print(error, file=sys.stderr)
         return 2
@@ -168,6 +180,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpu", default="0", metavar="SPEC", help="as --ciq-gpu (default 0)")
     parser.add_argument("--clocks", default="auto", choices=("auto", "require", "observe"))
     parser.add_argument("--sessions", type=int, default=200, help="a kernel (default 200)")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, for all kernels")
     parser.add_argument("--units", type=int, default=audit.UNITS, help="a session at most")
     parser.add_argument("--alpha", type=float, default=0.05, help="a direction (default 0.05)")
     parser.add_argument("--pairs", metavar="FILE.py:FUNCTION", help="kernels of your own")
@@ -177,60 +190,72 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-Found = tuple[str, tuple[list[Comparison], float]]
+#: A kernel's name, and sessions on it that are yet to be run.
+Named = tuple[str, Iterator[Comparison]]
 
 
-def _on_device(args: argparse.Namespace, seed: int, mine: session.Held) -> Iterator[Found]:
+def _on_device(args: argparse.Namespace, seed: int, mine: session.Held) -> Iterator[Named]:
     from pytest_compileiq.measure.cuda import CudaDriver
 
-    driver = CudaDriver()
+    # First, for they may import torch, whose stream the driver then takes.
     pairs = own_pairs() if args.pairs is None else pairs_of(args.pairs)
-    timer = Timer(driver, seed=seed, reasons=mine.monitor.reasons)
-    for name, pair in pairs.items():
-        began = time.perf_counter()
+    timer = Timer(CudaDriver(), seed=seed, reasons=mine.monitor.reasons)
+    for (name, pair), due in Deadline(args.limit).shared(list(pairs.items())):
         sessions = audit.on_device(
             name, pair, timer,
-            seed=seed, alpha=args.alpha, sessions=args.sessions, units=args.units,
+            seed=seed, alpha=args.alpha, sessions=args.sessions, units=args.units, deadline=due,
         )  # fmt: skip
-        yield name, (list(sessions), time.perf_counter() - began)
+        yield name, sessions
 
 
-def _on_trace(args: argparse.Namespace, seed: int) -> Iterator[Found]:
+def _on_trace(args: argparse.Namespace, seed: int) -> Iterator[Named]:
     document = read(args.trace)
     for record in document["records"]:
         name = str(record.get("kernel"))
         recorded = [comparison_of(sample) for sample in record.get("samples") or []]
         if not any(one.units for one in recorded):
             raise GpuError(f"{args.trace} holds no units of {name}", remedy="use selfcheck --out")
-        began = time.perf_counter()
         sessions = audit.on_trace(
             name, recorded, seed=seed, alpha=args.alpha, sessions=args.sessions, units=args.units
         )
-        yield name, (list(sessions), time.perf_counter() - began)
+        yield name, sessions
 
 
-def _report(
-    args: argparse.Namespace,
-    seed: int,
-    device: str,
-    found: Mapping[str, tuple[list[Comparison], float]],
-) -> int:
-    audits = {
-        name: audit.summary(name, args.alpha, sessions) for name, (sessions, _) in found.items()
-    }
+def _report(args: argparse.Namespace, seed: int, device: str, found: Iterator[Named]) -> int:
     print(f"{device}; alpha {args.alpha:g} a direction, seed {seed}")
-    print("  ".join(f"{field:>14}" for field in _FIELDS))
-    for name, one in audits.items():
-        print("  ".join(f"{cell:>14}" for cell in _cells(one, found[name][1])))
-    if args.out is not None:
-        write(args.out, seed, device, audits, {name: one for name, (one, _) in found.items()})
-    bad = [one.name for one in audits.values() if not one.kept]
+    print(_line((*FIELDS, "seconds")))
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "device": device,
+        "seed": seed,
+        "audits": [],
+        "records": [],
+    }
+    bad = []
+    began = time.perf_counter()
+    for name, sessions in found:
+        done = list(sessions)
+        one = audit.summary(name, args.alpha, done)
+        print(_line((*cells(one), f"{time.perf_counter() - began:.1f}")), flush=True)
+        if not one.kept:
+            bad.append(name)
+        numbers = {key: value if value == value else None for key, value in asdict(one).items()}
+        document["audits"].append(numbers)
+        document["records"].append({"kernel": name, "samples": list(map(record_units, done))})
+        if args.out is not None:  # after each kernel, for a later one may fail
+            write(args.out, document)
+        began = time.perf_counter()
     if bad:
         print(f"more false verdicts than alpha {args.alpha:g} allows: {', '.join(bad)}")
     return 1 if bad else 0
 
 
-def _cells(one: Audit, seconds: float) -> list[str]:
+def _line(cells: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>14}" for cell in cells)
+
+
+def cells(one: Audit) -> list[str]:
+    """An audit as the FIELDS of a table."""
     return [
         one.name,
         str(one.sessions),
@@ -239,32 +264,17 @@ def _cells(one: Audit, seconds: float) -> list[str]:
         str(one.allowed),
         f"{one.unit_sd:.3%}",
         f"{math.expm1(one.half_width):.2%}",
-        f"{seconds:.1f}",
     ]
 
 
-def write(
-    path: Path,
-    seed: int,
-    device: str,
-    audits: Mapping[str, Audit],
-    sessions: Mapping[str, Sequence[Comparison]],
-) -> None:
-    """Write all samples, for ``replay`` and for ``selfcheck --trace``."""
-    document = {
-        "schema": SCHEMA,
-        "device": device,
-        "seed": seed,
-        "audits": [
-            {key: value if value == value else None for key, value in asdict(one).items()}
-            for one in audits.values()
-        ],
-        "records": [
-            {"kernel": name, "samples": [record_units(one) for one in many]}
-            for name, many in sessions.items()
-        ],
-    }
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write all samples, for ``replay`` and for ``selfcheck --trace``.
+
+    The file is whole at any moment: a new one takes the place of the one before.
+    """
     data = json.dumps(document, allow_nan=False).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_name(f".{path.name}.new")
     # Without a time stamp: the same samples make the same file.
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    whole.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    whole.replace(path)

@@ -21,7 +21,7 @@ RANK = {
     "files": 1,
     "records": 1,
     "settings": 2,
-    "results": 2,
+    "score_table": 2,
     "diagnose": 3,
     "hookspecs": 2,
     "marks": 2,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.measure.decide import Rule
 from pytest_compileiq.measure.opaque import OpaqueTest
-from pytest_compileiq.measure.replay import record_opaque
+from pytest_compileiq.measure.samples import record_opaque
 from pytest_compileiq.measure.units import Side
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain.acf import Acf

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_compileiq.checks import proof, timing
 from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.marks import StabilityParams
-from pytest_compileiq.measure.replay import record_spread
+from pytest_compileiq.measure.samples import record_spread
 from pytest_compileiq.measure.spread import SpreadOutcome
 from pytest_compileiq.subjects.kernel import BASELINE, Workbench
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pytest_compileiq.checks import results
+from pytest_compileiq.checks import correctness
 from pytest_compileiq.gpu.clocks import ClockState
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.session import Held
@@ -17,7 +17,7 @@ from pytest_compileiq.isolation import child
 from pytest_compileiq.measure import decide, spread, units
 from pytest_compileiq.measure.blocks import Pilot
 from pytest_compileiq.measure.decide import End, Outcome, Rule
-from pytest_compileiq.measure.replay import record_units
+from pytest_compileiq.measure.samples import record_units
 from pytest_compileiq.measure.spread import SpreadTest
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Budget, Comparison, Side
@@ -254,7 +254,7 @@ def _pair(bench: Workbench, builds: Mapping[Arm, Build | Exception], arm: Arm) -
 
 def _require_right(bench: Workbench, arms: Sequence[Arm], *, when: str = "before timing") -> None:
     for arm in arms:
-        fault = results.fault_of(bench, arm, when=when)
+        fault = correctness.fault_of(bench, arm, when=when)
         if fault is not None:
             raise fault
 

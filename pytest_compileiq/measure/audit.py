@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, stdev
+from typing import TypeVar
 
 from pytest_compileiq.measure.decide import End, Rule
 from pytest_compileiq.measure.timer import Pair, Timer
@@ -30,6 +32,24 @@ from pytest_compileiq.verdict import Status
 
 #: Units of a session at most. Enough to find 1 %, and 200 sessions stay within minutes.
 UNITS = 40
+
+T = TypeVar("T")
+
+
+class Deadline:
+    """A limit of so many seconds from now on; infinity is none."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
+    def shared(self, among: Sequence[T]) -> Iterator[tuple[T, Deadline]]:
+        """Each with its share of what is left when its turn comes."""
+        for index, one in enumerate(among):
+            yield one, Deadline(self.left / (len(among) - index))
 
 
 def rule_of(alpha: float) -> Rule:
@@ -63,14 +83,14 @@ class Audit:
         return max(self.faster, self.slower) <= self.allowed
 
 
-def most(sessions: int, alpha: float) -> int:
-    """The 99 % quantile of a binomial of ``sessions`` trials with the chance ``alpha``."""
+def most(trials: int, chance: float, confidence: float = 0.99) -> int:
+    """The count that a binomial of so many trials exceeds with at most ``1 - confidence``."""
     below = 0.0
-    for count in range(sessions + 1):
-        below += math.comb(sessions, count) * alpha**count * (1 - alpha) ** (sessions - count)
-        if below >= 0.99:
+    for count in range(trials):
+        below += math.comb(trials, count) * chance**count * (1 - chance) ** (trials - count)
+        if below >= confidence:
             return count
-    return sessions
+    return trials
 
 
 def on_device(
@@ -82,9 +102,13 @@ def on_device(
     alpha: float,
     sessions: int,
     units: int = UNITS,
+    deadline: Deadline | None = None,
 ) -> Iterator[Comparison]:
-    """Sessions on the GPU, each with coins and a pilot of its own. Both builds must be equal."""
+    """Sessions on the GPU, each with coins and a pilot of its own. None begins after the deadline,
+    but one there always is. For an audit both builds must be equal."""
     for number in range(sessions):
+        if number and deadline is not None and deadline.left <= 0:
+            return
         pilot = timer.add(name, pair)
         yield one_session(
             f"{name}/{number}",

@@ -14,7 +14,7 @@ depend on how a machine's vector unit adds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -91,8 +91,8 @@ class BettingTest:
     not move it. At most one of the two exceeds 1 at any time.
 
     ``scale`` is a :class:`~pytest_compileiq.measure.scale.Scale`, or a pilot's standard
-    deviation (log units). ``prior`` holds the logarithms of an earlier, independent
-    session's (E+, E-) for the same delta: evidence of sessions multiplies.
+    deviation (log units). ``prior`` holds the logarithms of (E+, E-) of independent evidence for
+    the same delta, from what is no unit: e-values multiply.
     """
 
     def __init__(
@@ -150,12 +150,12 @@ class BettingTest:
 
     @property
     def mean(self) -> float:
-        """Mean of this session's log-ratios, for comparison; NaN before the first."""
+        """Mean of the log-ratios, for comparison; NaN before the first."""
         return math.fsum(self._d) / len(self._d) if self._d else math.nan
 
     @property
     def estimate(self) -> float:
-        """Huber's location of this session's log-ratios; NaN before the first."""
+        """Huber's location of the log-ratios; NaN before the first."""
         if not self._d:
             return math.nan
         d, c = np.array(self._d), CLIP * np.array(self._s)
@@ -167,12 +167,12 @@ class BettingTest:
         return 0.5 * (low + high)
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """All delta that this session's units leave possible, each side at level ``alpha``.
+        """All delta that the units leave possible, each side at level ``alpha``.
 
         A time-uniform confidence interval of coverage 1 - 2 alpha for the location: it may be
         read after every unit. Both ends are rounded outwards, to about 1e-7; an end that the
-        units cannot yet bound is infinite. Earlier sessions (``prior``) do not narrow it, as
-        their e-values are known at one delta only.
+        units cannot yet bound is infinite. ``prior`` does not narrow it, as it is known at one
+        delta only.
         """
         if not 0 < alpha < 1:
             raise ValueError(f"alpha lies between 0 and 1, not at {alpha!r}")
@@ -205,24 +205,3 @@ def _boundary(is_high: Callable[[float], bool], low: float, high: float) -> tupl
         else:
             low = middle
     return low, high
-
-
-def e_bonferroni(values: Sequence[float], alpha: float) -> list[bool]:
-    """Which of K hypotheses to reject so that any false rejection has probability <= alpha.
-
-    Rejects where the e-value reaches K / alpha: valid under any dependence and at any
-    stopping time (Vovk & Wang 2021). NaN is never rejected.
-    """
-    return [value >= len(values) / alpha for value in values]
-
-
-def e_bh(values: Sequence[float], alpha: float) -> list[bool]:
-    """Which of K hypotheses to reject so that the false discovery rate is at most alpha.
-
-    Rejects the largest k with the k-th largest e-value >= K / (k alpha) (Wang & Ramdas,
-    JRSS-B 2022), under any dependence. Give final values: on running maxima it does not
-    control the rate (Tavyrikov, Goeman & de Heide 2025). NaN is never rejected.
-    """
-    ranked = sorted((value for value in values if not math.isnan(value)), reverse=True)
-    wanted = [value for k, value in enumerate(ranked, start=1) if value * k * alpha >= len(values)]
-    return [bool(wanted) and value >= wanted[-1] for value in values]

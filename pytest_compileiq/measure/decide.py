@@ -8,7 +8,6 @@ log-ratios give the same outcome.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -117,8 +116,7 @@ def not_slower(tolerance: float = 0.02) -> Rule:
 class Outcome:
     """A rule's answer after ``units`` units.
 
-    ``log_above`` and ``log_below`` are the logarithms of the e-values, earlier sessions
-    included; ``speedup`` is Huber's location of t_base / t_candidate and ``interval`` its
+    ``log_above`` and ``log_below`` are the logarithms of the e-values; ``speedup`` is Huber's location of t_base / t_candidate and ``interval`` its
     time-uniform interval of coverage ``1 - 2 * interval_alpha``, in ratios. ``mean_speedup`` is
     the geometric mean, which rare slow launches do move: a candidate that adds some shows here.
     ``more_units`` projects what an undecided test still needs, None if that cannot be told.
@@ -259,34 +257,6 @@ class Judge:
             more_units=None if status is not Status.UNDECIDED else self.more_units,
         )
         return self.outcome
-
-
-def to_continue(outcome: Outcome, rule: Rule, key: str) -> dict[str, object]:
-    """What a cache keeps of an undecided outcome, so that another session can go on from it.
-
-    ``key`` names what must not change: the hashes of both cubins and the device model.
-    """
-    return {
-        "key": key,
-        "ratio": rule.ratio,
-        "undecided": outcome.status is Status.UNDECIDED,
-        "log_e_above": outcome.log_above,
-        "log_e_below": outcome.log_below,
-    }
-
-
-def continued(kept: Mapping[str, object] | None, rule: Rule, key: str) -> tuple[float, float]:
-    """The ``prior`` for a session of fresh units, from what :func:`to_continue` kept.
-
-    (0, 0), a fresh start, if nothing was kept, if the key or the boundary changed, or if the
-    kept outcome was a decision: e-values multiply, but the first decision stands.
-    """
-    if not kept or kept.get("key") != key or kept.get("ratio") != rule.ratio:
-        return 0.0, 0.0
-    above, below = kept.get("log_e_above"), kept.get("log_e_below")
-    if not kept.get("undecided") or not isinstance(above, float) or not isinstance(below, float):
-        return 0.0, 0.0
-    return above, below
 
 
 def _ratio(log: float) -> float | None:

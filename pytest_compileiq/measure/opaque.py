@@ -19,7 +19,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, mean, median
 from typing import Literal
 
 from pytest_compileiq.measure.decide import End, Judge, Outcome, Rule, exact
@@ -294,7 +294,7 @@ class OpaqueTest:
 
 def _geometric_mean(scores: list[float]) -> float:
     if min(scores) <= 0:
-        return fmean(scores)
+        return mean(scores)  # not fmean: it overflows where the mean does not
     return math.exp(fmean(map(math.log, scores)))
 
 

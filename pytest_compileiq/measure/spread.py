@@ -26,6 +26,8 @@ OUTLIER = 1.2
 ALLAN = (8, 64, 512)
 #: Launches after which the check ends undecided.
 LAUNCHES = 1200
+#: What is no time of a launch, in seconds: a femtosecond, and thirty million years.
+_LEAST, _MOST = 1e-15, 1e15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +73,8 @@ class SpreadTest:
     """Is the coefficient of variation of launch times below ``limit`` (a ratio, 0.02 is 2 %)?
 
     Feed the seconds of single launches, in order. After each second launch the evidence may
-    decide: PASS, or FAIL with ``noisy``. A time that is not a positive number counts as the
-    largest spread.
+    decide: PASS, or FAIL with ``noisy``. A time that is not a positive number, or out of this
+    world, counts as the largest spread.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class SpreadTest:
             return None
         first, second = self.seconds[-2:]
         share = CAP
-        if 0 < first < math.inf and 0 < second < math.inf:
+        if _is_time(first) and _is_time(second):
             step = math.log(second) - math.log(first)
             share = min(0.5 * step * step / self._variance, CAP)
         self._capped.append(share)
@@ -115,7 +117,7 @@ class SpreadTest:
         return self.outcome or self._close(Status.UNDECIDED, Reason.UNDECIDED)
 
     def _close(self, status: Status, reason: Reason | None) -> SpreadOutcome:
-        usable = [one for one in self.seconds if 0 < one < math.inf]
+        usable = list(filter(_is_time, self.seconds))
         slow = OUTLIER * median(usable) if usable else math.inf
         quiet = [one for one in usable if one <= slow]
         lost = len(self.seconds) - len(quiet)
@@ -153,6 +155,10 @@ class SpreadTest:
         if steps and fmean(steps) > self._variance:
             return "jitter"
         return "outliers" if (classic_cv(quiet) or 0) <= self.limit else "drift"
+
+
+def _is_time(seconds: float) -> bool:
+    return _LEAST < seconds < _MOST
 
 
 def classic_cv(seconds: Sequence[float]) -> float | None:

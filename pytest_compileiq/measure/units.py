@@ -63,13 +63,11 @@ class Health:
     """How the device did during a unit, without a label and without a time.
 
     ``mhz``: SM clock of each block in the order of the launches, empty if unknown. ``reasons``:
-    NVML clock event reasons seen, as a mask. ``throttled_ns``: growth over the unit of the
-    counters of thermal and power-brake slowdown, nanoseconds.
+    NVML clock event reasons seen, as a mask.
     """
 
     mhz: tuple[float, ...] = ()
     reasons: int = 0
-    throttled_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +150,10 @@ def reject(health: Health) -> str | None:
     for bit, name in _DISTURBING.items():
         if health.reasons & bit:
             return name
-    if health.throttled_ns > 0:
-        return "throttled"
     clocks = [one for one in health.mhz if one > 0]
     if clocks and max(clocks) > (1 + _CLOCK_SPREAD) * min(clocks):
         return _CLOCK_CHANGE
     return None
-
-
-def by_blocks(time_block: Callable[[str, Side], float]) -> TimeUnit:
-    """A ``TimeUnit`` from a function that times one block and returns seconds per launch."""
-
-    def time_unit(name: str, plan: Plan) -> Timed:
-        seconds = tuple(time_block(name, side) for side in plan.order)
-        return Timed(seconds, gpu_seconds=sum(seconds))
-
-    return time_unit
 
 
 @dataclass
@@ -176,14 +162,12 @@ class Comparison:
 
     ``pilot``: seconds of the baseline's last warm-up launches in a row. ``block_seconds``: how
     long a block lasts, for the resolution of the clock; taken from the pilot if not given.
-    ``prior``: an earlier session's logarithms of (E+, E-), see ``BettingTest``.
     """
 
     name: str
     rule: Rule
     pilot: Sequence[float]
     seed: int
-    prior: tuple[float, float] = (0.0, 0.0)
     block_seconds: float | None = None
     units: list[Unit] = field(default_factory=list, init=False)
 
@@ -193,7 +177,7 @@ class Comparison:
             block = sorted(self.pilot)[len(self.pilot) // 2] if self.pilot else math.nan
         scale = RunningScale(pilot_scale(self.pilot), scale_floor(block))
         self.block_seconds = block
-        self.judge = Judge(self.rule, scale, prior=self.prior)
+        self.judge = Judge(self.rule, scale)
         self.kept = 0
         self._blocks = len(self.pilot)
         self._gpu_seconds = math.fsum(self.pilot)

@@ -9,7 +9,7 @@ Records of timed checks are read by these keys of ``numbers``; each may be missi
 - ``short_cv``, ``classic_cv``, ``limit`` (ratios) or ``limit_percent``: the spread and its limit;
 - ``ncu``: see ``report/ncu.py``.
 
-``samples`` holds records of ``measure/replay.py``, each with ``kind`` "units", "opaque" or
+``samples`` holds records of ``measure/samples.py``, each with ``kind`` "units", "opaque" or
 "spread". What ``numbers`` does not say is read from the first of them.
 """
 

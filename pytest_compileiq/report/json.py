@@ -1,7 +1,7 @@
 """``--ciq-json``: every verdict with its numbers, in one file with a schema version.
 
 ``schema.json`` beside this module describes it. The numbers and samples of a timed check are
-those of ``measure/replay.py``, so each sample gives its verdict again.
+those of ``measure/samples.py``, so each sample gives its verdict again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytest_compileiq.measure import replay
+from pytest_compileiq.measure.samples import comparison_of
 from pytest_compileiq.measure.units import Comparison, Side
 from pytest_compileiq.report import figures as _figures
 from pytest_compileiq.report.figures import Record
@@ -52,10 +52,8 @@ class Track:
 
 def track(sample: Mapping[str, Any]) -> Track:
     """Replay a sample. Raises RecordError for one that contradicts itself."""
-    whole = replay.comparison_of(sample)
-    comparison = Comparison(
-        whole.name, whole.rule, whole.pilot, whole.seed, whole.prior, whole.block_seconds
-    )
+    whole = comparison_of(sample)
+    comparison = Comparison(whole.name, whole.rule, whole.pilot, whole.seed, whole.block_seconds)
     found = Track([], [], [], [], [], [], [])
     launches = len(comparison.pilot)
     spent = math.fsum(comparison.pilot)

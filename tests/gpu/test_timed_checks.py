@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_compileiq.measure.replay import replay
+from pytest_compileiq.measure.samples import replay
 from pytest_compileiq.toolchain.ptxas import Ptxas
 from tests.conftest import EXAMPLE
 from tests.fake_nvml.machine import RESET, SET, Machine

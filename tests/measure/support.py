@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pytest_compileiq.measure import audit
 from pytest_compileiq.measure.decide import Rule
 from pytest_compileiq.measure.units import (
     Budget,
@@ -23,14 +24,9 @@ from pytest_compileiq.verdict import Reason, Status
 Model = Callable[[np.random.Generator, Plan], list[float]]
 
 
-def most(n: int, p: float, confidence: float = 0.999) -> int:
-    """The count that a binomial (n, p) does not exceed with this confidence."""
-    total = 0.0
-    for k in range(n + 1):
-        total += math.comb(n, k) * p**k * (1 - p) ** (n - k)
-        if total >= confidence:
-            return k
-    return n
+def most(n: int, p: float) -> int:
+    """The count that a binomial (n, p) does not exceed with 99.9 %."""
+    return audit.most(n, p, 0.999)
 
 
 def false_claims(

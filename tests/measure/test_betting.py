@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_compileiq.measure.betting import STAKES, BettingTest, e_bh, e_bonferroni
+from pytest_compileiq.measure.betting import STAKES, BettingTest
 from pytest_compileiq.measure.scale import FLOOR, RunningScale
 
 ratios = st.floats(-0.2, 0.2).map(lambda d: round(d, 6))
@@ -209,7 +209,7 @@ def test_six_units_at_5_percent_and_eight_at_1() -> None:
         assert fed([1.0] * (least - 1)).above < 1 / alpha <= fed([1.0] * least).above
 
 
-def test_sessions_multiply() -> None:
+def test_a_prior_multiplies() -> None:
     first = fed([0.01, 0.005, -0.002])
     second = BettingTest(0.0, 0.01, prior=(first.log_above, first.log_below))
     alone = BettingTest(0.0, 0.01)
@@ -251,29 +251,6 @@ def test_ville_stops_about_as_soon(mean: float) -> None:
     assert len(ours) == 60
     assert None not in theirs
     assert 0.6 < np.mean(ours) / np.mean(theirs) < 1.4
-
-
-@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=12), st.sampled_from([0.01, 0.05, 0.2]))
-def test_e_bh_is_the_largest_self_consistent_set(values: list[float], alpha: float) -> None:
-    """By enumeration: the largest set whose members all reach K / (size * alpha)."""
-    k = len(values)
-    sizes = [
-        size for size in range(1, k + 1) if sum(one * size * alpha >= k for one in values) >= size
-    ]
-    assert sum(e_bh(values, alpha)) == max(
-        (sum(one * max(sizes) * alpha >= k for one in values) for _ in sizes[:1]), default=0
-    )
-    for strict, loose in zip(e_bonferroni(values, alpha), e_bh(values, alpha), strict=True):
-        assert loose or not strict
-
-
-def test_e_bonferroni_and_e_bh_by_hand() -> None:
-    values = [100.0, 39.0, math.nan, 41.0]
-    assert e_bonferroni(values, 0.05) == [True, False, False, False]
-    # 4 / (3 * .05) = 26.7: three reach it together, though one alone would need 80.
-    assert e_bh(values, 0.05) == [True, True, False, True]
-    assert e_bh([], 0.05) == []
-    assert e_bonferroni([math.nan], 0.05) == e_bh([math.nan], 0.05) == [False]
 
 
 def test_statistics_cost_less_than_a_launch() -> None:

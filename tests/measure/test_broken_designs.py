@@ -112,10 +112,33 @@ def test_rejection_that_looks_at_the_label() -> None:
 
 
 def test_the_shipped_rule_cannot_see_label_or_time() -> None:
-    assert {field.name for field in fields(Health)} == {"mhz", "reasons", "throttled_ns"}
+    assert {field.name for field in fields(Health)} == {"mhz", "reasons"}
     for mhz in ((1980, 1980, 1900, 1980), (1980, 1900, 1980, 1980)):
         assert units.reject(Health(mhz=mhz)) == "clock change"
     assert units.reject(Health(mhz=(1980, 1950, 1960, 1980), reasons=0x4)) is None
-    assert units.reject(Health(reasons=0x44)) == "hardware thermal slowdown"
-    assert units.reject(Health(throttled_ns=1)) == "throttled"
     assert units.reject(Health()) is None
+
+
+@pytest.mark.parametrize(
+    ("bit", "told"),
+    [
+        (0x1, None),  # idle
+        (0x2, None),  # clocks set by somebody
+        (0x4, None),  # software power cap: the normal state of a large matrix product
+        (0x8, "hardware slowdown"),
+        (0x10, None),  # sync boost
+        (0x20, "software thermal slowdown"),
+        (0x40, "hardware thermal slowdown"),
+        (0x80, "power brake"),
+        (0x100, None),  # display
+    ],
+)
+def test_which_of_the_reasons_disturb(bit: int, told: str | None) -> None:
+    assert units.reject(Health(reasons=bit)) == told
+    assert units.reject(Health(reasons=bit | 0x4)) == told
+
+
+def test_clocks_inside_a_unit_may_differ_by_2_percent() -> None:
+    assert units.reject(Health(mhz=(1000, 1019, 1000, 1000))) is None
+    assert units.reject(Health(mhz=(1000, 1000, 1000, 1021))) == "clock change"
+    assert units.reject(Health(mhz=(1000, 0, 1000, 1000))) is None  # one could not be told

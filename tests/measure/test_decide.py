@@ -9,15 +9,14 @@ import pytest
 
 from pytest_compileiq.measure.betting import BettingTest
 from pytest_compileiq.measure.decide import (
+    NEAR,
     End,
     Judge,
     Outcome,
     Rule,
     canary_o0,
-    continued,
     exact,
     not_slower,
-    to_continue,
     win,
 )
 from pytest_compileiq.verdict import Reason, Status
@@ -97,11 +96,33 @@ def test_no_win_holds_at_the_error_rate_of_a_failure() -> None:
     assert judged(win(), 1.0, ends[0.01]).reason is Reason.NO_WIN
 
 
+@pytest.mark.parametrize("speedup", [1.003, 0.997])
+def test_an_interval_near_the_threshold_on_one_side_alone_is_no_answer(speedup: float) -> None:
+    outcome = judged(replace(win(), alpha_pass=0.01), speedup, 40)
+    low, high = outcome.interval
+    assert low is not None
+    assert high is not None
+    near, far = sorted((-math.log(low), math.log(high)))
+    assert 0 < near < NEAR < far
+    assert (outcome.status, outcome.reason) == (Status.UNDECIDED, Reason.UNDECIDED)
+
+
 def test_canary_ends_early_at_the_threshold() -> None:
     outcome = judged(not_slower(), 1 / 1.02, noise=0.3)
     assert (outcome.status, outcome.reason) == (Status.UNDECIDED, Reason.UNDECIDED)
     assert outcome.end is End.AT_THRESHOLD
     assert outcome.units < 240
+
+
+def test_a_canary_at_the_threshold_is_undecided_also_when_the_budget_ends_first() -> None:
+    rule = not_slower()
+    stopped = judged(rule, 1 / 1.02, noise=0.3).units
+    judge = Judge(rule, 0.01)
+    for i in range(stopped - 1):
+        judge.feed(-math.log(1.02) + 0.3 * NOISE[i])
+    low, high = judge.test.interval(0.01)
+    assert max(rule.delta - low, high - rule.delta) < rule.near
+    assert judge.end(End.BUDGET).reason is Reason.UNDECIDED
 
 
 @pytest.mark.parametrize("why", [End.THROTTLED, End.BROKEN])
@@ -141,30 +162,6 @@ def test_projection() -> None:
         judge.feed(0.006 + NOISE[used % len(NOISE)])
         used += 1
     assert 0.4 * need <= used <= 2.5 * need
-
-
-def test_continuation_multiplies_and_resets() -> None:
-    rule = win()
-    judge = Judge(rule, 0.02)
-    for i in range(10):
-        judge.feed(0.004 + NOISE[i % len(NOISE)])
-    kept = to_continue(judge.end(End.BUDGET), rule, "cubins/H200")
-    prior = continued(kept, rule, "cubins/H200")
-    assert prior == (judge.test.log_above, judge.test.log_below)
-    again = Judge(rule, 0.02, prior=prior)
-    for i in range(10):
-        again.feed(0.004 + NOISE[i % len(NOISE)])
-    assert again.test.log_above == pytest.approx(2 * judge.test.log_above)
-    assert continued(kept, rule, "other cubins") == (0, 0)
-    assert continued(kept, win(1.01), "cubins/H200") == (0, 0)
-    assert continued(None, rule, "cubins/H200") == (0, 0)
-    assert continued({**kept, "log_e_above": "x"}, rule, "cubins/H200") == (0, 0)
-
-
-def test_a_decision_is_not_continued() -> None:
-    rule = win()
-    kept = to_continue(judged(rule, 0.9), rule, "k")
-    assert continued(kept, rule, "k") == (0, 0)
 
 
 def test_earlier_evidence_may_decide_at_once() -> None:

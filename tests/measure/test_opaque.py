@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import numpy as np
 import pytest
@@ -44,6 +45,35 @@ def test_a_clear_loss_takes_two_pairs_more_since_red_is_surer() -> None:
     assert play(noisy(0.7), equal).calls == 10
 
 
+def test_throw_away_calls_count_in_no_ratio() -> None:
+    calls, good = itertools.count(), noisy(1.5)
+    outcome = play(lambda side: [500.0 if side is B else 1e-3] if next(calls) < 2 else good(side))
+    assert outcome.speedups[0] == pytest.approx(1.5, rel=0.02)
+    assert outcome.mean_speedups[0] == pytest.approx(1.5, rel=0.02)
+
+
+def test_several_scores_share_the_chance_of_a_wrong_failure() -> None:
+    calls = {}
+    for many in (1, 2, 20):
+        worse = [noisy(0.7, seed) for seed in range(many)]
+        outcome = play(
+            lambda side, worse=worse: [one for score in worse for one in score(side) or ()],  # type: ignore[misc]
+            *[win()] * many,
+        )
+        assert outcome.reason is Reason.SLOWER
+        calls[many] = outcome.calls
+    assert calls[1] < calls[2] < calls[20]
+
+
+def test_the_scale_of_a_pair_is_its_standard_deviation() -> None:
+    rng = np.random.default_rng(3)
+    scales = [
+        opaque._pair_scale(rng.normal(5, 0.01, 4).tolist(), rng.normal(6, 0.01, 4).tolist())
+        for _ in range(2000)
+    ]
+    assert median(scales) == pytest.approx(0.01 * math.sqrt(2), rel=0.1)
+
+
 def test_canaries() -> None:
     assert play(noisy(1 / 3), canary_o0()).calls == 10
     assert play(noisy(1 / 3), canary_o0()).status is Status.PASS
@@ -80,6 +110,38 @@ def test_orders_of_stage_2_are_all_equally_likely() -> None:
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 70
     assert 50 < min(counts.values()) <= max(counts.values()) < 150
+
+
+def test_a_coin_says_which_call_of_a_pair_comes_first() -> None:
+    first = []
+    for seed in range(20):
+        test, score = OpaqueTest([win()], seed=seed), noisy(1.0, seed)
+        while (side := test.ask()) is not None:
+            test.tell(score(side))
+        asked = [side for side, _ in test.calls[10:]]
+        pairs = list(zip(asked[::2], asked[1::2], strict=True))
+        assert all(set(pair) == {A, B} for pair in pairs)
+        first += [one for one, _ in pairs]
+    assert len(first) > 300
+    assert abs(first.count(A) - first.count(B)) < 4 * math.sqrt(len(first))
+
+
+def test_error_rate_where_the_second_call_of_a_pair_is_slower() -> None:
+    rule = Rule(ratio=1.0, alpha_pass=0.05, alpha_fail=0.05)
+    faster = slower = 0
+    n = 200
+    for seed in range(n):
+        rng, calls = np.random.default_rng(seed), itertools.count()
+        outcome = play(
+            lambda _, rng=rng, calls=calls: [  # type: ignore[misc]
+                math.exp(0.01 * rng.standard_normal() + 0.01 * (next(calls) % 2))
+            ],
+            rule,
+            seed=seed,
+        )
+        faster += outcome.status is Status.PASS
+        slower += outcome.reason is Reason.SLOWER
+    assert max(faster, slower) <= most(n, 0.05)
 
 
 def test_error_rate_with_drift_and_outliers() -> None:
@@ -127,9 +189,22 @@ def test_declared_but_not_deterministic_takes_the_worst_pair() -> None:
     assert (outcome.status, outcome.reason) == (Status.FAIL, Reason.SLOWER)
 
 
+def test_declared_but_not_deterministic_o0_takes_the_pair_that_is_least_slower() -> None:
+    scores = {A: itertools.cycle([100.0, 101.0]), B: itertools.cycle([105.0, 106.0])}
+    outcome = play(lambda side: [next(scores[side])], canary_o0(), deterministic=True)
+    assert (outcome.status, outcome.reason) == (Status.FAIL, Reason.NO_EFFECT)
+    assert outcome.speedups[0] == pytest.approx(101 / 105)
+
+
 def test_noise_about_zero_has_no_ratio() -> None:
     rng = np.random.default_rng(0)
     outcome = play(lambda _: [float(rng.standard_normal())])
+    assert (outcome.status, outcome.reason) == (Status.FAIL, Reason.INVALID_SCORE)
+
+
+def test_scores_at_the_end_of_the_numbers_are_answered() -> None:
+    huge = itertools.cycle([-1.7e308, 1.7e308, 1.7e308])
+    outcome = play(lambda _: [next(huge)])
     assert (outcome.status, outcome.reason) == (Status.FAIL, Reason.INVALID_SCORE)
 
 
@@ -176,22 +251,48 @@ def test_all_of_several_objectives_have_to_pass() -> None:
         play(lambda _: [1.0], win(), win())
 
 
-def test_projection_and_stop() -> None:
-    test = OpaqueTest([win()], seed=5)
-    score = noisy(1.01, seed=8)
+def test_the_projection_is_of_the_right_size() -> None:
+    """Calls that were told to be missing after twenty, over those that then were."""
+    ratios = []
+    for seed in range(40):
+        test, score = OpaqueTest([win()], seed=5), noisy(1.012, seed)
+        projected = None
+        while (side := test.ask()) is not None:
+            test.tell(score(side))
+            if len(test.calls) == 20:
+                projected = test.more_calls
+        if projected and test.outcome and test.outcome.status is Status.PASS:
+            ratios.append(projected / (len(test.calls) - 20))
+    assert len(ratios) > 10
+    assert 1.0 < median(ratios) < 2.0
+
+
+def test_to_stop_is_to_be_undecided_and_final() -> None:
+    test, score = OpaqueTest([win()], seed=5), noisy(1.012, seed=6)
     assert test.more_calls is None
-    while (side := test.ask()) is not None:
-        test.tell(score(side))
-        if test.more_calls is not None and len(test.calls) >= 20:
-            break
-    assert test.outcome is None or test.outcome.status is Status.PASS
+    for _ in range(24):
+        side = test.ask()
+        assert side is not None
+        assert test.tell(score(side)) is None
     stopped = test.stop()
+    assert (stopped.status, stopped.reason, stopped.calls) == (
+        Status.UNDECIDED,
+        Reason.UNDECIDED,
+        24,
+    )
     assert test.stop() is stopped
     assert test.ask() is None
     assert test.more_calls == 0
     with pytest.raises(ValueError, match="stands"):
         test.tell([1.0])
     assert OpaqueTest([win()], seed=5).stop().reason is Reason.UNDECIDED
+
+
+def test_a_decision_is_not_stopped() -> None:
+    test, score = OpaqueTest([win()], seed=5), noisy(1.5)
+    while (side := test.ask()) is not None:
+        test.tell(score(side))
+    assert test.stop().status is Status.PASS
 
 
 def test_no_rule_no_test() -> None:

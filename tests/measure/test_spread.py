@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pytest_compileiq.measure.betting import STAKES
 from pytest_compileiq.measure.spread import (
     SpreadOutcome,
     SpreadTest,
@@ -87,20 +88,33 @@ def test_allan_deviation_of_white_noise_falls_with_the_root() -> None:
     assert allan_deviation(seconds[:15], 8) is None
 
 
-@pytest.mark.parametrize("value", [1e-4, 5e-324, 1e300])
+@pytest.mark.parametrize("value", [1e-4, 1e-12, 1e12])
 def test_constant_times_are_steady(value: float) -> None:
     outcome = checked([value] * 100)
     assert (outcome.status, outcome.short_cv, outcome.cause) == (Status.PASS, 0.0, None)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 5e-324, 1e300])
 def test_what_is_no_time_is_no_steadiness(value: float) -> None:
     outcome = checked([value] * 100)
     assert (outcome.status, outcome.cause, outcome.classic_cv) == (Status.FAIL, "outliers", None)
     assert outcome.outliers == 1
 
 
+@pytest.mark.parametrize("alpha_fail", [0.05, 0.01, 0.0001])
+def test_as_many_pairs_of_the_largest_spread_fail_as_the_bets_need(alpha_fail: float) -> None:
+    """Each of them multiplies a gambler's capital by 1 + 7 times his stake."""
+    pairs = next(n for n in range(1, 20) if ((1 + 7 * STAKES) ** n).mean() >= 1 / alpha_fail)
+    test = SpreadTest(0.02, alpha_fail=alpha_fail)
+    while test.update(1.0 + 9.0 * (len(test.seconds) % 2)) is None:
+        pass
+    assert test.outcome is not None
+    assert (test.outcome.reason, test.outcome.launches) == (Reason.NOISY, 2 * pairs)
+
+
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40))
+@example([1e300, 5e-324, 1e-300, 1e300])
+@example([1.7e308, 1.7e308, 1.7e308])
 @settings(deadline=None)
 def test_any_series_is_answered(values: list[float]) -> None:
     outcome = checked(values)

@@ -54,6 +54,26 @@ def test_a_unit_is_a_seat_then_four_blocks_behind_a_gate() -> None:
     assert unit_log(gpu, timer)[0][1] != seat_b  # the next unit lies elsewhere
 
 
+def test_where_a_seat_lies_follows_from_the_seed() -> None:
+    def places(seed: int) -> list[Any]:
+        gpu = SimulatedGpu()
+        made, first, second = kernel(gpu, 70e-6, 70e-6)
+        timer = Timer(gpu, seed=seed, now=gpu.now)
+        timer.add("k", Pair(made, {A: first, B: second}))
+        return [unit_log(gpu, timer)[0][1] for _ in range(3)]
+
+    assert places(1) == places(1)
+    assert not set(places(1)) & set(places(2))
+
+
+def test_a_clock_that_cannot_be_told_in_one_block_is_not_told() -> None:
+    gpu = SimulatedGpu()
+    timer, _ = timer_of(gpu)
+    assert timer("k", PLAN).health.mhz == (1980.0,) * 4
+    gpu.mhz = lambda first, last: 0.0 if first == 2 else 1980.0  # type: ignore[method-assign]
+    assert timer("k", PLAN).health.mhz == ()
+
+
 def test_without_a_gate_the_first_block_is_too_slow() -> None:
     """On an H200 by 3 to 9 %: the host is still enqueuing while the GPU has begun."""
 

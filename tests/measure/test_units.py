@@ -19,7 +19,6 @@ from pytest_compileiq.measure.units import (
     Timed,
     TimeUnit,
     Unit,
-    by_blocks,
     log_ratio,
     run,
 )
@@ -37,11 +36,15 @@ def comparison(name: str = "k", seed: int = 1, **more: object) -> Comparison:
 def timer(speedups: dict[str, float], noise: float = 0.01) -> TimeUnit:
     rng = np.random.default_rng(4)
 
-    def block(name: str, side: Side) -> float:
-        speedup = speedups[name] if side is B else 1.0
-        return 1e-4 * math.exp(noise * rng.standard_normal()) / speedup
+    def time_unit(name: str, plan: Plan) -> Timed:
+        gain = {A: 1.0, B: speedups[name]}
+        noises = noise * rng.standard_normal(4)
+        seconds = [
+            1e-4 * math.exp(n) / gain[side] for n, side in zip(noises, plan.order, strict=True)
+        ]
+        return Timed(tuple(seconds), gpu_seconds=sum(seconds))
 
-    return by_blocks(block)
+    return time_unit
 
 
 def test_log_ratio_is_the_speedup_and_drift_cancels() -> None:
@@ -107,9 +110,11 @@ def test_turns_are_spread_over_time() -> None:
 
 
 def test_a_decided_comparison_costs_nothing() -> None:
-    one = comparison(prior=(math.log(20), -1.0))
+    one = comparison()
+    run([one], timer({"k": 1.5}))
+    units = list(one.units)
     run([one], lambda name, plan: pytest.fail("timed without need"))
-    assert one.units == []
+    assert one.units == units
 
 
 def test_budget_counts_blocks_and_the_pilot() -> None:
@@ -151,6 +156,40 @@ def test_disturbed_units_are_kept_out_whole() -> None:
     assert one.outcome.status is Status.PASS
     assert one.outcome.units == one.kept == len(one.units) - 1
     assert [unit.rejected for unit in one.units if unit.rejected] == ["hardware thermal slowdown"]
+
+
+def disturbed_every(nth: int, health: Health, blocks: int) -> tuple[Comparison, list[float]]:
+    """A run with every nth unit disturbed, on kernels that cannot be told apart, and its pauses."""
+    time_unit = timer({"k": 1.0}, noise=0.1)
+    turn = itertools.count(1)
+
+    def time_it(name: str, plan: Plan) -> Timed:
+        bad = next(turn) % nth == 0
+        return Timed(time_unit(name, plan).seconds, health=health if bad else Health())
+
+    one, pauses = comparison(), list[float]()
+    run([one], time_it, budget=Budget(blocks=blocks), pause=pauses.append)
+    return one, pauses
+
+
+def test_disturbed_units_cost_of_the_budget_too() -> None:
+    one, pauses = disturbed_every(6, Health(reasons=0x40), 16 + 4 * 30)
+    assert one.outcome
+    assert (len(one.units), one.outcome.units, pauses) == (30, 25, [])
+
+
+def test_more_than_a_fifth_disturbed_is_a_pause() -> None:
+    _, pauses = disturbed_every(4, Health(reasons=0x40), 16 + 4 * 30)
+    assert pauses[:1] == [0.5]
+
+
+@pytest.mark.parametrize(("nth", "moving"), [(6, False), (4, True)])
+def test_clocks_that_change_in_more_than_a_fifth_are_this_card_s_way(
+    nth: int, moving: bool
+) -> None:
+    one, pauses = disturbed_every(nth, Health(mhz=(1980.0, 1500.0)), 16 + 4 * 40)
+    assert one.clocks_move is moving
+    assert pauses == []
 
 
 def test_throttling_pauses_and_then_is_unfit() -> None:
@@ -221,6 +260,20 @@ def test_times_that_are_none_end_it() -> None:
     assert len(one.units) == FIRST_ROUND
 
 
+def test_a_few_times_that_are_none_do_not_end_it() -> None:
+    time_unit = timer({"k": 1.0})
+    turn = itertools.count()
+
+    def lossy(name: str, plan: Plan) -> Timed:
+        return Timed((math.nan,) * 4) if next(turn) % 3 == 0 else time_unit(name, plan)
+
+    one = comparison()
+    run([one], lossy, budget=Budget(blocks=16 + 4 * 36))
+    assert one.outcome
+    assert one.judge.test.missing == 12
+    assert one.outcome.end is End.BUDGET
+
+
 def test_power_coupling_is_told_from_chance() -> None:
     def rejected(lows: list[Side]) -> Comparison:
         one = comparison()
@@ -234,6 +287,7 @@ def test_power_coupling_is_told_from_chance() -> None:
     even = rejected([A, B] * 10)
     assert even.rejections == {A: 10, B: 10}
     assert not even.power_coupled
+    assert rejected([A] * 3 + [B]).rejections == {A: 3, B: 1}
     assert not rejected([B] * 7).power_coupled  # 2 * 2^-7 is above 1 %
     assert rejected([B] * 8).power_coupled
     assert not comparison().power_coupled

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_compileiq.measure import decide, replay
+from pytest_compileiq.measure import decide, samples
 from pytest_compileiq.measure.decide import Rule
 from pytest_compileiq.measure.opaque import OpaqueTest
 from pytest_compileiq.measure.spread import SpreadTest
@@ -100,7 +100,7 @@ def win(
         message=message,
         remedy=remedy,
         numbers={**outcome.numbers(), "min_speedup": min_speedup, "seed": seed},
-        samples=[replay.record_units(one)],
+        samples=[samples.record_units(one)],
     )
 
 
@@ -115,7 +115,7 @@ def canary(kernel: str, *, seed: int = 1) -> Verdict:
         kernel=kernel,
         status=Status.PASS,
         message="damage refused; O0.acf is slower, O3.acf is not",
-        samples=[replay.record_units(one) for one in arms],
+        samples=[samples.record_units(one) for one in arms],
     )
 
 
@@ -134,7 +134,7 @@ def cv(kernel: str, *, noise: float = 0.01, limit: float = 0.05, seed: int = 1) 
         message=f"CV {outcome.short_cv:.2%} between neighbours, limit {limit:.0%}",
         remedy="" if outcome.status is Status.PASS else "lock the clocks, or raise the limit",
         numbers=outcome.numbers(),
-        samples=[replay.record_spread(test)],
+        samples=[samples.record_spread(test)],
     )
 
 
@@ -153,7 +153,7 @@ def objective(name: str, *, speedup: float = 1.2, seed: int = 1) -> Verdict:
         reason=outcome.reason,
         message="best.acf still beats the baseline",
         numbers={"min_speedup": 1.0},
-        samples=[replay.record_opaque(test)],
+        samples=[samples.record_opaque(test)],
     )
 
 

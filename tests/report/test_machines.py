@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import pytest_compileiq
-from pytest_compileiq.measure import replay
+from pytest_compileiq.measure.samples import replay
 from pytest_compileiq.report import github, junit
 from pytest_compileiq.report import json as _json
 from pytest_compileiq.verdict import Check, Reason, Status
@@ -71,7 +71,7 @@ def test_the_file_fits_the_schema_and_replays(suite: pytest.Pytester, workers: l
     samples = [sample for record in document["records"] for sample in record["samples"]]
     assert sorted(sample["kind"] for sample in samples) == ["opaque", "spread"] + 5 * ["units"]
     for sample in samples:
-        assert replay.replay(sample).differences == []
+        assert replay(sample).differences == []
     assert [path.name for path in suite.path.glob("*.json")] == ["r.json"]
 
 

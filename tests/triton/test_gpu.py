@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 import torch
 
-from pytest_compileiq.checks import results
+from pytest_compileiq.checks import correctness
 from pytest_compileiq.gpu import stream
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.toolchain.acf import Acf
@@ -113,9 +113,9 @@ def test_results_are_checked_on_both_arms(assembler: Assembler, best: Acf) -> No
     bench = Workbench(kernel, assembler, Path())
     for arm in (BASELINE, Arm("best.acf", best)):
         for when in ("before timing", "after timing"):
-            assert results.fault_of(bench, arm, when=when) is None
+            assert correctness.fault_of(bench, arm, when=when) is None
     x += 1
-    fault = results.fault_of(bench, BASELINE)
+    fault = correctness.fault_of(bench, BASELINE)
     assert fault is not None
     assert fault.reason is Reason.UNFIT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_compileiq.checks import results
+from pytest_compileiq.checks import correctness
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.gpu import stream
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Kernel, Workbench
@@ -59,7 +59,7 @@ def test_right_results_and_the_order_of_things(
     doubler = Doubler(assembler)
     doubler.bench.kernel.check = lambda: host_memory.append("check")
     launch = lambda: host_memory.append("launch")  # noqa: E731
-    assert results.fault_of(doubler.bench, BEST, launch=launch) is None
+    assert correctness.fault_of(doubler.bench, BEST, launch=launch) is None
     assert host_memory == ["fill", "launch", "synchronize", "check"]
 
 
@@ -67,8 +67,8 @@ def test_an_arm_that_writes_nothing_does_not_pass_with_the_others_result(
     assembler: Assembler,
 ) -> None:
     doubler = Doubler(assembler, tuned=lambda: None)
-    assert results.fault_of(doubler.bench, BASELINE) is None
-    fault = results.fault_of(doubler.bench, BEST)
+    assert correctness.fault_of(doubler.bench, BASELINE) is None
+    fault = correctness.fault_of(doubler.bench, BEST)
     assert fault is not None
     assert fault.reason is Reason.WRONG_RESULT
     assert "best.acf: the result is wrong before timing: AssertionError" in fault.what
@@ -77,7 +77,7 @@ def test_an_arm_that_writes_nothing_does_not_pass_with_the_others_result(
 
 def test_a_wrong_baseline_is_the_tests_own_fault(assembler: Assembler) -> None:
     doubler = Doubler(assembler, plain=lambda: None)
-    fault = results.fault_of(doubler.bench, BASELINE, when="after timing")
+    fault = correctness.fault_of(doubler.bench, BASELINE, when="after timing")
     assert fault is not None
     assert fault.reason is Reason.UNFIT
     assert "baseline: the result is wrong after timing, without any ACF" in fault.what
@@ -86,7 +86,7 @@ def test_a_wrong_baseline_is_the_tests_own_fault(assembler: Assembler) -> None:
 
 def test_raw_flags_are_no_baseline(assembler: Assembler) -> None:
     doubler = Doubler(assembler, plain=lambda: None)
-    fault = results.fault_of(doubler.bench, Arm("raw -O0", flags=("-O0",)))
+    fault = correctness.fault_of(doubler.bench, Arm("raw -O0", flags=("-O0",)))
     assert fault is not None
     assert fault.reason is Reason.WRONG_RESULT
 
@@ -97,7 +97,7 @@ def test_a_launch_that_fails_is_a_crash(assembler: Assembler, arm: Arm) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     doubler = Doubler(assembler, plain=fails, tuned=fails)
-    fault = results.fault_of(doubler.bench, arm)
+    fault = correctness.fault_of(doubler.bench, arm)
     assert fault is not None
     assert fault.reason is Reason.CRASHED
     assert "illegal memory access" in fault.what
@@ -107,14 +107,14 @@ def test_a_launch_that_fails_is_a_crash(assembler: Assembler, arm: Arm) -> None:
 def test_without_a_check_nothing_is_launched(assembler: Assembler, host_memory: list[str]) -> None:
     doubler = Doubler(assembler)
     doubler.bench.kernel.check = None
-    assert results.fault_of(doubler.bench, BEST) is None
+    assert correctness.fault_of(doubler.bench, BEST) is None
     assert host_memory == []
 
 
 def test_without_a_launch_a_check_is_an_error(assembler: Assembler) -> None:
     bench = Workbench(Kernel(lambda acf: Build(), check=lambda: None), assembler, Path())
     with pytest.raises(CiqError, match="gives no launch"):
-        results.fault_of(bench, BASELINE)
+        correctness.fault_of(bench, BASELINE)
 
 
 def test_what_does_not_build_raises_what_the_build_said(assembler: Assembler) -> None:
@@ -123,4 +123,4 @@ def test_what_does_not_build_raises_what_the_build_said(assembler: Assembler) ->
 
     bench = Workbench(Kernel(build, check=lambda: None), assembler, Path())
     with pytest.raises(ValueError, match="no compiler"):
-        results.fault_of(bench, BASELINE)
+        correctness.fault_of(bench, BASELINE)

@@ -8,7 +8,8 @@ survive JSON exactly, so on the machine that measured, every number comes back b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,6 @@ def record_units(comparison: Comparison) -> dict[str, object]:
         "name": comparison.name,
         "seed": comparison.seed,
         "rule": _rule_out(comparison.rule),
-        "prior": list(comparison.prior),
         "pilot": [_number_out(one) for one in comparison.pilot],
         "block_seconds": _number_out(comparison.block_seconds),
         "units": [_unit_out(unit) for unit in comparison.units],
@@ -102,30 +102,26 @@ def replay(record: object) -> Replay:
             f"schema {SCHEMA} and the kinds {', '.join(kinds)}",
             remedy="use the version of the plugin that wrote the record",
         )
-    try:
-        stored = dict(record["outcome"])
-        return Replay(stored, kinds[record["kind"]](record))
-    except RecordError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _altered(error) from error
-
-
-def _altered(error: Exception) -> RecordError:
-    return RecordError(
-        f"the record is incomplete or was altered: {type(error).__name__}: {error}",
-        remedy="take the file from the run that wrote it",
-    )
+    with _whole():
+        return Replay(dict(record["outcome"]), kinds[record["kind"]](record))
 
 
 def comparison_of(record: Mapping[str, Any]) -> Comparison:
     """The comparison that ``record_units`` recorded, with its units. Raises RecordError."""
-    try:
+    with _whole():
         return _comparison(record)
-    except RecordError:
-        raise
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Whatever a record lacks is a RecordError."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _altered(error) from error
+        raise RecordError(
+            f"the record is incomplete or was altered: {type(error).__name__}: {error}",
+            remedy="take the file from the run that wrote it",
+        ) from error
 
 
 def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
@@ -134,13 +130,11 @@ def _replay_units(record: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _comparison(record: Mapping[str, Any]) -> Comparison:
-    above, below = record["prior"]
     comparison = Comparison(
         name=record["name"],
         rule=_rule_in(record["rule"]),
         pilot=[_number_in(one) for one in record["pilot"]],
         seed=record["seed"],
-        prior=(above, below),
         block_seconds=_number_in(record["block_seconds"]),
     )
     for index, stored in enumerate(record["units"]):
@@ -194,14 +188,13 @@ def _unit_out(unit: Unit) -> dict[str, object]:
         "gpu_seconds": timed.gpu_seconds,
         "mhz": list(timed.health.mhz),
         "reasons": timed.health.reasons,
-        "throttled_ns": timed.health.throttled_ns,
         "rejected": unit.rejected,
     }
 
 
 def _unit_in(stored: Mapping[str, Any]) -> Unit:
     load, capture, order = (tuple(map(Side, stored[name])) for name in ("load", "capture", "order"))
-    health = Health(tuple(stored["mhz"]), stored["reasons"], stored["throttled_ns"])
+    health = Health(tuple(stored["mhz"]), stored["reasons"])
     seconds = tuple(_number_in(one) for one in stored["seconds"])
     timed = Timed(seconds, stored["launches"], stored["gpu_seconds"], health)
     return Unit(Plan(load, capture, order), timed, stored["rejected"])

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_compileiq.measure.decide import not_slower, win
 from pytest_compileiq.measure.opaque import OpaqueTest
-from pytest_compileiq.measure.replay import (
+from pytest_compileiq.measure.samples import (
     RecordError,
     record_opaque,
     record_spread,
@@ -36,7 +36,7 @@ def units(speedup: float, seed: int = 3) -> Record:
             seconds[2] = math.nan
         return Timed(tuple(seconds), gpu_seconds=1e-3, health=health)
 
-    one = Comparison("kernel", win(1.0), pilot, seed, prior=(0.3, -0.4))
+    one = Comparison("kernel", win(1.0), pilot, seed)
     run([one], time_unit, budget=Budget(blocks=300), pause=lambda _: None)
     return record_units(one)
 

@@ -1,0 +1,377 @@
+"""The benchmarks that need a GPU, as commands on a simulated one, and the rules of others in them."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import random
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_compileiq import Build, Kernel, selfcheck
+from pytest_compileiq.__main__ import main
+from pytest_compileiq.checks import timing
+from pytest_compileiq.measure import cuda
+from pytest_compileiq.measure.timer import Pair, Timer
+from pytest_compileiq.measure.units import Side
+from pytest_compileiq.subjects.kernel import BASELINE
+
+from .simulated import Event, SimulatedGpu, kernel
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RULES = ("100 A, then 100 B", "do_bench", "min:5%", "mean:2%", "interleaved")
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module: ModuleType = pytest.importorskip("rules", reason="no benchmarks beside these tests")
+    return module
+
+
+class Clock:
+    """Takes the place of ``rules.Bench``: launches are kernel times with 1 % of jitter."""
+
+    def __init__(self, drift: float = 0.0, jitter: float = 0.01) -> None:
+        self._random = random.Random(2)
+        self._now, self._drift, self._jitter = 0, drift, jitter
+
+    def events(self, launches: Sequence[Callable[[], float]]) -> list[float]:
+        found = []
+        for launch in launches:
+            self._now += 1
+            noise = self._random.gauss(1, self._jitter)
+            found.append(launch() * (1 + self._drift * self._now) * noise)
+        return found
+
+    def rounds(self, launch: Callable[[], float]) -> list[float]:
+        return self.events([launch] * 20)
+
+    do_bench = rounds
+
+
+def claims(rules: ModuleType, gain: float, **clock: float) -> dict[str, str | None]:
+    """What each rule says of a kernel that is so much faster, by the word of its name."""
+    bench = Clock(**clock)
+    found = {
+        name: rules.recorded(bench, name, lambda: 1.0, lambda: 1 / (1 + gain))["times"]
+        for name in rules.RECORDINGS
+    }
+    return {
+        next(word for word in RULES if word in name): rule.claim(*[found[rule.recording]] * 2)
+        for name, rule in rules.PEERS.items()
+    }
+
+
+def test_each_rule_finds_a_large_effect_and_its_direction(rules: ModuleType) -> None:
+    assert claims(rules, 0.2) == dict.fromkeys(RULES, "faster")
+    assert claims(rules, -0.2) == dict.fromkeys(RULES, "slower")
+
+
+def test_drift_deceives_what_runs_one_after_the_other(rules: ModuleType) -> None:
+    found = claims(rules, 0.0, drift=1e-4)
+    assert found["100 A, then 100 B"] == "slower"
+    assert found["interleaved"] is None
+
+
+@pytest.mark.parametrize(
+    ("gain", "seeing"),
+    [
+        (0.004, {"100 A, then 100 B"}),
+        (0.013, {"100 A, then 100 B", "do_bench", "interleaved"}),
+        (0.03, {"100 A, then 100 B", "do_bench", "interleaved", "mean:2%"}),
+        (0.06, set(RULES)),
+    ],
+)
+def test_a_threshold_is_blind_below_itself(
+    rules: ModuleType, gain: float, seeing: set[str]
+) -> None:
+    found = claims(rules, gain, jitter=0.002)
+    assert {rule for rule, claim in found.items() if claim} == seeing
+    assert set(found.values()) <= {"faster", None}
+
+
+def test_a_stored_baseline_is_the_first_session_s(rules: ModuleType) -> None:
+    first, now = ([1.0] * 5, [1.0] * 5), ([9.0] * 5, [1.1] * 6)
+    for name, rule in rules.PEERS.items():
+        if rule.stored:
+            assert rule.claim(now, first) == "slower", name
+            assert rule.launches(now) == 6
+            assert rule.wall_seconds(now, 99.0) == pytest.approx(6.6)
+
+
+def test_equal_times_are_no_division_by_zero(rules: ModuleType) -> None:
+    assert claims(rules, 0.0, jitter=0.0) == dict.fromkeys(RULES)
+
+
+class Torch(ModuleType):
+    """As much of torch as ``rules.Bench`` takes, on a simulated GPU."""
+
+    int8 = "int8"
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        super().__init__("torch")
+        self._gpu = gpu
+        self.cuda = SimpleNamespace(Event=self._event, synchronize=gpu.open_gate, init=lambda: None)
+
+    def empty(self, *size: int, **how: Any) -> Any:
+        return SimpleNamespace(zero_=self._gpu.flush)
+
+    def _event(self, *, enable_timing: bool) -> Any:
+        event = Event()
+        return SimpleNamespace(
+            at=event,
+            record=lambda: self._gpu.record(event),
+            elapsed_time=lambda end: 1e3 * self._gpu.seconds(event, end.at),
+        )
+
+
+class Both(Kernel):
+    """A kernel of the examples on a simulated GPU: 0.1 ms, 7 % faster with an ACF, O0 4x slower."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        super().__init__(lambda acf: Build(), name="example", place=lambda random: random.random())
+        self._gpu = gpu
+
+    def build_all(self, arms: Any, assembler: Any, folder: Path) -> list[Build | Exception]:
+        found: list[Build | Exception] = []
+        for arm in arms:
+            seconds = 1e-4 / (1.07 if arm.acf else 0.25 if arm.flags else 1)
+            launch = self._gpu.kernel(arm.name, seconds)
+            found.append(Build(b"", launch=launch, load=lambda _, launch=launch: launch))
+        return found
+
+
+@pytest.fixture
+def simulated(rules: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
+    """The scripts as they are, on a simulated GPU, on which the softmax does not build."""
+    names = ("runner", "kernels", "verdict_time", "effects", "peers")
+    runner, kernels, verdict_time, *_ = map(importlib.import_module, names)
+    gpu = SimulatedGpu(jitter=0.005)
+    held = SimpleNamespace(
+        gpu="GPU", state="simulated", clocks=None, monitor=SimpleNamespace(reasons=lambda since: 0)
+    )
+    monkeypatch.setattr(selfcheck, "held", lambda *args: nullcontext(held))
+    monkeypatch.setattr(cuda, "CudaDriver", lambda: gpu)
+    monkeypatch.setattr(runner, "CudaDriver", lambda: gpu)
+    for module in (runner, timing):
+        monkeypatch.setattr(module, "Timer", lambda *a, **o: Timer(*a, **o, now=gpu.now))
+    monkeypatch.setitem(sys.modules, "torch", Torch(gpu))
+    testing = SimpleNamespace(do_bench=lambda launch, return_mode: [70e-3] * 30)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(testing=testing))
+
+    def identical(name: str) -> Pair:
+        if name == "softmax":
+            raise RuntimeError("does not build")
+        return pair(0, 0)
+
+    def pair(base: int, candidate: int) -> Pair:
+        times = [70e-6 + cycles / 1.98e9 for cycles in (base, candidate)]
+        made, *builds = kernel(gpu, *times)
+        return Pair(made, dict(zip(Side, builds, strict=True)))
+
+    def idle(cubin: bytes, bytes_: int) -> Any:
+        build = lambda cycles: SimpleNamespace(launch=gpu.kernel("A", 70e-6 + cycles / 1.98e9))  # noqa: E731
+        return SimpleNamespace(pair=pair, build=build)
+
+    monkeypatch.setattr(kernels, "triton_kernel", lambda name: name)
+    monkeypatch.setattr(kernels, "identical", identical)
+    monkeypatch.setattr(kernels, "Idle", idle)
+    monkeypatch.setattr(kernels, "arch", lambda: "sm_90")
+    monkeypatch.setattr(kernels, "idle_cubin", lambda arch: b"")
+    example = lambda name: (Both(gpu), kernels.EXAMPLES / "matmul.acf")  # noqa: E731
+    monkeypatch.setattr(verdict_time, "example", example)
+    return gpu
+
+
+def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
+    """The script as a command."""
+    monkeypatch.setattr("sys.argv", [f"benchmarks/{name}.py", "--out", str(folder), *more])
+    status: int = sys.modules[name].main()
+    return status
+
+
+def document(folder: Path, pattern: str) -> dict[str, Any]:
+    (path,) = folder.glob(pattern)
+    assert main(["replay", "--quiet", str(path)]) == 0
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
+
+
+def rows(text: str, first: str) -> list[list[str]]:
+    """The rows of the tables whose first cell begins so."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return [cells for cells in lines if cells[0].startswith(first)]
+
+
+def test_peers_from_end_to_end(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--kernels", "matmul,idle2", "--sessions", "9")
+    assert run("peers", tmp_path, monkeypatch, *asked) == 0
+    found = document(tmp_path, "peers-matmul-idle2-*.json.gz")
+    same, faster = found["records"]
+    assert (same["check"], faster["check"]) == ("identical", "2.0% faster")
+    assert len(same["samples"]) == len(same["wall_seconds"]) == 9
+    assert [set(one) for one in same["others"]] == 3 * [set(sys.modules["rules"].RECORDINGS)]
+    first, second = same["others"][0]["blocks"]["times"]
+    assert (len(first), len(second)) == (100, 100)
+    (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
+    ours = rows(text, sys.modules["peers"].OURS)
+    assert [row[3] for row in ours] == ["9", "9"]
+    assert ours[1][1:3] == ["100.0%", "0.0%"]
+    assert [row[3] for row in rows(text, "do_bench")] == ["3", "3"]
+    ((name, sessions, wrong_one, wrong_other, allowed, *_, kept),) = rows(text, "matmul")
+    assert (name, sessions, allowed, kept) == ("matmul", "9", "2", "yes")
+    assert int(wrong_one) + int(wrong_other) <= 3
+
+
+def test_one_table_of_several_runs(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("matmul", "small"):
+        assert run("peers", tmp_path, monkeypatch, "--kernels", name, "--sessions", "2") == 0
+    files = sorted(map(str, tmp_path.glob("*.json.gz")))
+    assert run("peers", tmp_path / "all", monkeypatch, "--read", *files) == 0
+    (path,) = (tmp_path / "all").glob("peers-*.md")
+    text = path.read_text()
+    assert text.count("benchmarks/peers.py") == 2
+    assert [row[0] for row in rows(text, "matmul") + rows(text, "small")] == ["matmul", "small"]
+
+
+def test_a_kernel_that_fails_does_not_cost_the_others(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--kernels", "softmax,small", "--sessions", "2")
+    assert run("peers", tmp_path, monkeypatch, *asked) == 1
+    found = document(tmp_path, "*.json.gz")
+    assert found["faults"] == ["softmax: RuntimeError: does not build"]
+    assert [one["kernel"] for one in found["records"]] == ["small"]
+    (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
+    assert "Failed: softmax: RuntimeError: does not build" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "records"),
+    [
+        ("peers", "matmul,idle0.5", 2),
+        ("effects", "1MiB", 5),
+        ("verdict_time", "matmul,softmax", 11),
+    ],
+)
+def test_a_limit_leaves_one_session_of_each_at_least(
+    name: str,
+    asked: str,
+    records: int,
+    simulated: SimulatedGpu,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status = run(name, tmp_path, monkeypatch, "--kernels", asked, "--limit", "0", "--seed", "5")
+    assert status == 0
+    found = document(tmp_path, "*.json.gz")
+    assert len(found["records"]) == records
+    measured = [one for one in found["records"] if one["samples"]]
+    assert all(len(one["samples"]) in (1, 2) for one in measured)
+    command = f"python benchmarks/{name}.py --kernels {asked} --limit 0 --seed 5"
+    assert found["command"] == command
+
+
+def test_what_is_there_is_saved_on_the_way(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the run is told to end: SIGTERM comes before a kill."""
+    runner = sys.modules["runner"]
+    monkeypatch.setattr(runner, "_SECONDS_BETWEEN_SAVES", 0.0)
+    saved: list[int] = []
+    save = runner.Run.save
+
+    def saving(self: Any) -> None:
+        save(self)
+        saved.append(len(document(tmp_path, "*.json.gz")["records"][0]["samples"]))
+        if saved[-1] == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(runner.Run, "save", saving)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run("peers", tmp_path, monkeypatch, "--kernels", "matmul", "--sessions", "9")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+    assert saved == [1, 2, 3, 3]
+    assert [path.name[-8:] for path in tmp_path.iterdir()] == [".json.gz"]
+
+
+def test_effects_from_end_to_end(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("effects", tmp_path, monkeypatch, "--sessions", "3") == 0
+    found = document(tmp_path, "effects-*.json.gz")["records"]
+    assert len(found) == 15
+    (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
+    for _, added, measured, seen, wrong, blocks, aim, _ in rows(text, "copy"):
+        assert (seen, wrong) == ("3 / 3", "0")
+        assert float(measured[:-1]) == pytest.approx(float(added[:-1]), rel=0.5)
+        assert int(blocks) <= int(aim.removeprefix("<= "))
+
+
+def test_verdict_time_from_end_to_end(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("verdict_time", tmp_path, monkeypatch, "--kernels", "matmul", "--sessions", "3") == 0
+    document(tmp_path, "*.json.gz")
+    (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
+    found = {row[1]: row for row in rows(text, "matmul")}
+    assert found["matmul.acf, min_speedup 1.02"][2] == "3 pass"
+    assert found["matmul.acf, min_speedup 1.2"][2] == "3 fail"
+    assert int(found["matmul.acf, min_speedup 1.02"][6]) <= 48
+    assert found["canary, O0 and O3"][2] == "3 pass + pass"
+    assert int(found["canary, O0 and O3"][6]) <= 120
+    (cv,) = (row for question, row in found.items() if question.startswith("CV at half of"))
+    assert cv[2] == "3 pass"
+    assert int(cv[6]) <= 150
+    assert "us a unit" in text
+
+
+def test_no_kernel_of_that_name(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit):
+        run("effects", tmp_path, monkeypatch, "--kernels", "1MiB,2MiB")
+
+
+@pytest.mark.parametrize("name", ["matmul", "attention", "softmax", "small"])
+def test_the_kernels_are_those_of_the_examples(
+    name: str, rules: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="needs Triton: tox -e triton")
+    kernels = importlib.import_module("kernels")
+    monkeypatch.syspath_prepend(str(kernels.EXAMPLES))
+    triton_inputs = importlib.import_module("triton_inputs")
+
+    class Types(ModuleType):
+        """Types in the place of tensors, for which Triton compiles without a GPU."""
+
+        randn = empty_like = staticmethod(lambda *size, **how: "*fp32")
+
+    if name != "small":
+        made = getattr(triton_inputs, name)
+        monkeypatch.setattr(triton_inputs, name, lambda on_gpu: made(on_gpu=False))
+    monkeypatch.setitem(sys.modules, "torch", Types("torch"))
+    plain = kernels.TritonKernel
+    monkeypatch.setattr(kernels, "TritonKernel", lambda *a, **o: plain(*a, arch="sm_90a", **o))
+    subject = kernels.triton_kernel(name)
+    (build,) = subject.build_all([BASELINE], kernels.assembler(), kernels.EXAMPLES)
+    assert isinstance(build, Build), build
+    (resources,) = build.resources.values()
+    assert resources.spill_bytes == 0
