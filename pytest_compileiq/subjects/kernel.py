@@ -16,6 +16,7 @@ from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import Resources, parse_resources
+from pytest_compileiq.verdict import BASELINE_ARM
 
 #: Enqueues one launch on the current CUDA stream and does not wait for it.
 Launch = Callable[[], None]
@@ -67,7 +68,7 @@ class Arm:
     flags: tuple[str, ...] = ()
 
 
-BASELINE = Arm("baseline")
+BASELINE = Arm(BASELINE_ARM)
 
 
 class Kernel:
