@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pytest_compileiq.checks.timing import Stopwatch
+from pytest_compileiq.errors import CiqError
 from pytest_compileiq.measure.decide import Rule
 from pytest_compileiq.measure.opaque import OpaqueTest
 from pytest_compileiq.measure.replay import record_opaque
@@ -34,7 +35,7 @@ def judge(
 
     ``first`` holds the scores of one call of each side: they were in no order of chance, and
     serve as the throw-away calls. The verdict has ``numbers``, the calls to replay it, and
-    ``remedy`` where the rule is refuted.
+    ``remedy`` where the rule is refuted. Raises CiqError for a call that hangs.
     """
     test = OpaqueTest(
         [stopwatch.shared(rule)] * bench.objectives,
@@ -57,8 +58,15 @@ def judge(
             test.stop()
             break
         answer = bench.repeat(configurations[side])
-        test.tell(answer.scores or None)
         fault = answer.fault
+        if fault is not None and fault.reason is Reason.HUNG:  # a second try would hang as long
+            raise CiqError(
+                f"{fault.message}, at call {len(test.calls) + 1}",
+                remedy=fault.remedy,
+                reason=fault.reason,
+                numbers=numbers,
+            )
+        test.tell(answer.scores or None)
         calls += 1
     outcome = test.outcome
     assert outcome is not None

@@ -143,12 +143,9 @@ def judge_objective(
     name = bench.objective.name
     minimum = minimum_ratio(params, committed, "score_ratio", accept=accept)
     # Two calls of each tell a deterministic score (spill bytes, a model's estimate) from a time.
-    calls = [
-        [evaluate(config) for evaluate in (bench.evaluate, bench.repeat)] for config in (None, acf)
-    ]
     (base, base_again), (tuned, tuned_again) = (
-        [readable(evaluation, bench, known) for evaluation in pair]
-        for pair, known in zip(calls, (None, committed), strict=True)
+        [readable(call(config), bench, known) for call in (bench.evaluate, bench.repeat)]
+        for config, known in ((None, None), (acf, committed))
     )
     proof.check_sidecar(acf, committed.sidecar, accept=accept)
     numbers: dict[str, object] = {
