@@ -96,7 +96,7 @@ class Judge:
         self, check: Check, bench: Workbench | ObjectiveBench, judge: Callable[[], Verdict]
     ) -> Verdict:
         try:
-            return judge()
+            verdict = judge()
         except CiqError as error:
             verdict = _failed(check, bench, error)
         except Exception as error:
@@ -111,10 +111,10 @@ class Judge:
                 f"{str(error)[:300]}",
                 remedy="if the cause is not in your test, report it with this line",
             )
-        if self.settings.disable:
+        # Asked now, as the subject has imported what it uses.
+        if not verdict.negative or (unfit := _caches.unfit()) is None:
             return verdict
-        unfit = _caches.unfit()  # asked now, as the subject has imported what it uses
-        return verdict if unfit is None else _in_doubt(verdict, unfit)
+        return _with_doubt(verdict, unfit)
 
     def _answer_for_kernel(
         self, bench: Workbench, params: Params, asked: dict[str, Params]
@@ -286,38 +286,34 @@ def name_of(bench: Workbench | ObjectiveBench) -> str:
     return bench.kernel.name if isinstance(bench, Workbench) else bench.objective.name
 
 
-#: What no cached build explains: these stay the reason where a cache may have answered, too.
-_SURE = frozenset(
+#: What a build from a cache, which knows of no ACF, looks like. Other faults have other causes.
+_OF_A_CACHE = frozenset(
     {
-        Reason.WRONG_RESULT,
-        Reason.CRASHED,
-        Reason.HUNG,
-        Reason.REJECTED,
-        Reason.KERNEL_CHANGED,
-        Reason.BAD_SHAPE,
-        Reason.INVALID_SCORE,
+        Reason.NOT_APPLIED,
+        Reason.NO_EFFECT,
+        Reason.SLOWER,
+        Reason.NO_WIN,
+        Reason.NOISY,
+        Reason.UNDECIDED,
     }
 )
 
 
-def _in_doubt(verdict: Verdict, unfit: CiqError) -> Verdict:
-    """A verdict of which it is not known what was built: a failure, with nothing of it lost."""
-    numbers = {**verdict.numbers, "looked_at": list(unfit.looked_at)}
-    if verdict.reason in _SURE:
+def _with_doubt(verdict: Verdict, unfit: CiqError) -> Verdict:
+    """A negative verdict on a build that a cache may have answered: both faults are told."""
+    if verdict.reason not in _OF_A_CACHE:
         return replace(
             verdict,
             message=f"{verdict.message}; besides, {unfit.what}",
             remedy=f"{verdict.remedy}; and {unfit.remedy}",
-            numbers=verdict.numbers,
         )
-    answered = f" (so this means nothing: {verdict.reason or verdict.status}: {verdict.message})"
     return replace(
         verdict,
         status=Status.FAIL,
         reason=unfit.reason,
-        message=unfit.what + answered,
+        message=f"{unfit.what}; this may be why: {verdict.reason}: {verdict.message}",
         remedy=unfit.remedy,
-        numbers=numbers,
+        numbers={**verdict.numbers, "looked_at": list(unfit.looked_at)},
     )
 
 

@@ -161,12 +161,74 @@ def test_a_derived_class_overrides_the_mark_of_its_base(pytester: pytest.Pyteste
 
 def test_nothing_judged_skips_and_strict_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
-        "import pytest\n@pytest.mark.ciq_max_cv(2)\ndef test(ciq): ciq.check(lambda c: 1.0)"
+        "import pytest\nfrom pytest_compileiq import PtxKernel\n@pytest.mark.ciq_max_cv(2)\n"
+        "def test(ciq): ciq.check(PtxKernel('a.ptx', arch='sm_90'))"
     )
     result = pytester.runpytest("-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*nothing could be judged: cv:*times nothing*"])
-    pytester.runpytest("--ciq-strict").assert_outcomes(failed=1)
+    result = pytester.runpytest("--ciq-strict")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*nothing could be judged: cv:*", "*to do: run with --ciq-gpu=*"])
+
+
+#: A build that refuses what is damaged and shows no code, so that little can be proven of it.
+BLIND = """
+import pathlib, pytest
+from pytest_compileiq import Build, Kernel
+ACF = b"acf" * 100
+pathlib.Path("a.acf").write_bytes(ACF)
+def build(acf):
+    if acf and acf.read_bytes() != ACF: raise RuntimeError("refused")
+    return Build()
+kernel = Kernel(build)
+def objective(config):
+    if config and config != ACF.hex(): return "*"
+    return 1 if config else 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("marks", "subject", "check", "remedy"),
+    [
+        (["ciq_canary(o0='a.acf')"], "kernel", "canary", "give Build.cubin, or run with --ciq-gpu"),
+        (["ciq_beats_baseline('a.acf')"], "kernel", "win", "give Build.cubin, or run with"),
+        (["ciq_max_cv(2)", "ciq_objective"], "objective", "cv", "hand the kernel over, or drop"),
+    ],
+)
+def test_strict_leaves_no_question_open(
+    pytester: pytest.Pytester,
+    run_json: RunJson,
+    marks: list[str],
+    subject: str,
+    check: str,
+    remedy: str,
+) -> None:
+    """A mark that was not judged is no pass, whatever else of the test was judged."""
+    lines = "\n".join(f"@pytest.mark.{mark}" for mark in marks)
+    source = f"{lines}\ndef test(ciq): ciq.check({subject})"
+    pytester.makepyfile(BLIND + source)
+    result, records = run_json()
+    assert result.ret == 0, result.stdout.str()
+    assert [r["status"] for r in records if r["check"] == check] == ["not-judged"]
+    result, _ = run_json("--ciq-strict")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{check} of *: not-judged: *", f"*to do: {remedy}*"])
+    run_json("--ciq-strict", "--ciq-disable")[0].assert_outcomes(passed=1)
+
+
+def test_strict_asks_nothing_about_timings_of_a_run_that_times_nothing(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """The tier without a GPU is a whole tier: its part is judged, and the rest told as not run."""
+    sgemm.makepyfile(
+        "import pytest\nfrom pytest_compileiq import PtxKernel\n@pytest.mark.ciq_max_cv(2)\n"
+        "@pytest.mark.ciq_beats_baseline('best.acf')\n"
+        "def test(ciq): ciq.check(PtxKernel('sgemm.ptx', arch='sm_90'))"
+    )
+    result, records = run_json("--ciq-strict")
+    result.assert_outcomes(passed=1)
+    assert [(r["check"], r["status"]) for r in records] == [("cv", "not-judged"), ("win", "pass")]
 
 
 def test_check_without_marks_is_an_error(pytester: pytest.Pytester) -> None:

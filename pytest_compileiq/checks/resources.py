@@ -33,7 +33,7 @@ def judge_kernel(
         if shown.same_code is None:
             raise CiqError(
                 f"the build gives no cubin, so it is not known whether {acf.name} arrived",
-                remedy="give Build.cubin, or check the baseline alone, without an ACF",
+                remedy="give Build.cubin, or limit the baseline in a test that names no ACF",
             )
         proof.check_sidecar(acf, committed.sidecar, accept=accept)
         baseline, build, arm = shown.baseline, shown.build, acf.name
