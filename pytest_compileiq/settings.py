@@ -156,7 +156,12 @@ OPTIONS = (
     Option("json", _path, None, "Write every verdict with its numbers to this file", "PATH"),
     Option("plots", _path, None, "Draw each kernel's measurements into this folder", "DIR"),
     Option("ncu", _switch, False, "Show baseline and ACF under Nsight Compute, side by side"),
-    Option("strict", _switch, False, "Fail what would be skipped because it could not be decided"),
+    Option(
+        "strict",
+        _switch,
+        False,
+        "Fail what would be skipped, and what could have been judged and was not",
+    ),
     Option("accept", _switch, False, "Write or refresh the sidecars of ACFs whose tests pass"),
     Option(
         "retune",

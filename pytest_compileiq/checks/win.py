@@ -19,9 +19,7 @@ from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
-_SEARCH_OR_LOWER = (
-    "search again for this kernel and this GPU, or lower min_speedup to what you rely on"
-)
+_SEARCH_OR_LOWER = "search again for this kernel, or lower min_speedup to a number you rely on"
 
 
 def judge_kernel(
@@ -105,10 +103,14 @@ def told(acf: str, minimum: float, measured: Measured) -> tuple[str, str]:
         why, remedy = measured.why_undecided()
         return f"{acf}: {why}: {measured}{asked}", remedy
     if outcome.reason is Reason.NO_WIN:
-        at = "the baseline" if minimum == 1 else f"min_speedup={minimum:g}"
+        if minimum == 1:
+            return (
+                f"{acf}: no measurable difference from the baseline: {measured}",
+                "drop the ACF, or search again",
+            )
         return (
-            f"{acf}: no measurable difference from {at}: {measured}",
-            "drop the ACF, search again, or lower min_speedup to what you rely on",
+            f"{acf}: no measurable difference from min_speedup={minimum:g}: {measured}",
+            _SEARCH_OR_LOWER,
         )
     slow = outcome.speedup is not None and outcome.speedup < 1
     return (
