@@ -109,6 +109,8 @@ class CIQ:
         self._ncu = ncu
         #: Marks of this test that were really judged.
         self.answered: set[str] = set()
+        #: Those of them whose failure was raised; a test that passes all the same has hidden it.
+        self.failed: set[str] = set()
 
     @property
     def on_gpu(self) -> bool:
@@ -255,6 +257,7 @@ class CIQ:
         if self._ncu is not None and self._ncu.under_it:
             return self._show(bench, acf, [_marks.MARKS[name][0] for name in asked])
         verdicts: list[Verdict] = []
+        own = {name for name, params in asked.items() if self._marks.get(name) == params}
         for name, params in asked.items():
             check = _marks.MARKS[name][0]
             child.progress("", kernel=name_of(bench), check=check)
@@ -269,10 +272,13 @@ class CIQ:
                 verdict = self._ncu.beside(verdict, bench, Path(acf or "").name)
             verdicts.append(verdict)
             self._record(verdict)
-            if self._marks.get(name) == params:  # a verb with other limits answers no mark
-                self.answered.add(name)
+        self.answered |= own  # a verb with other limits answers no mark
         child.progress("", kernel="", check="")
-        self._raise(verdicts)
+        try:
+            self._raise(verdicts)
+        except CiqFailure:
+            self.failed |= own
+            raise
         return verdicts
 
     def _raise(self, verdicts: list[Verdict]) -> None:

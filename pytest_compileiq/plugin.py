@@ -168,11 +168,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
     item.stash[state.VERDICTS] = []
     item.stash[state.CALLED] = item.stash[state.FAILED] = False
+    if state.HELPER in item.stash:
+        del item.stash[state.HELPER]
     fixtures: list[str] = getattr(item, "fixturenames", [])
     if "ciq" in fixtures and "ciq_fresh_caches" not in fixtures and _is_apart(item.config):
         fixtures.insert(0, "ciq_fresh_caches")  # before any fixture that starts CUDA or compiles
     item.stash[state.SEARCHED] = []
-    if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
+    item.stash[state.MARKS] = {}
+    if not _marked(item):
         return
     from pytest_compileiq import marks
     from pytest_compileiq.errors import SettingsError
@@ -225,8 +228,12 @@ def pytest_runtest_makereport(
     return report
 
 
+def _marked(item: pytest.Item) -> bool:
+    return any(mark.name.startswith("ciq_") for mark in item.iter_markers())
+
+
 def _complaint(item: pytest.Item) -> str | None:
-    if state.HELPER not in item.stash and not item.stash.get(state.MARKS, None):
+    if state.HELPER not in item.stash and not _marked(item):
         return None
     from pytest_compileiq import complaints
 
