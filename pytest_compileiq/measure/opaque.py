@@ -288,8 +288,9 @@ class OpaqueTest:
 def ratio(before: float, after: float, problem_type: str) -> float:
     """How many times better ``after`` is; above 1 is better, whichever way the scores run.
 
-    A score that falls to 0 is infinitely better, one that stays 0 is 1. Scores of different
-    sign have no ratio: better is infinite then, and worse is 0.
+    A score that falls to 0 is infinitely better, one that stays 0 is 1. Scores below 0 are
+    negated ones of the other kind, as a throughput that is minimised: -100 to -101 is 1.01. Scores
+    of different sign have no ratio: better is infinite then, and worse is 0.
     """
     if problem_type == "max":
         before, after = after, before
@@ -297,6 +298,8 @@ def ratio(before: float, after: float, problem_type: str) -> float:
         return 1.0
     if before > 0 and after > 0:
         return before / after
+    if before < 0 and after < 0:
+        return after / before
     return math.inf if before > after else 0.0
 
 

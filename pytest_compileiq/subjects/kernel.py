@@ -78,9 +78,9 @@ class Kernel:
     not apply any ACF when it gets None. ``entry`` names the entry function when the cubin has
     several.
 
-    For a GPU: ``check()`` raises when the results of the last launch are wrong, ``outputs`` are
-    the buffers that a launch writes, filled with NaN before each check, and ``place(random)``
-    returns copies of the working buffers at new addresses, for ``Build.load``.
+    For a GPU: ``check()`` raises, or returns False, when the results of the last launch are wrong;
+    ``outputs`` are the buffers that a launch writes, filled with NaN before each check, and
+    ``place(random)`` returns copies of the working buffers at new addresses, for ``Build.load``.
     """
 
     #: Whether ``build_all`` honours ``Arm.flags``, so that raw -O0 and -O3 can be asked for.
