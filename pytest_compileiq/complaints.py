@@ -14,7 +14,18 @@ from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 def complaint(item: pytest.Item) -> str | None:
     """Why a test that passed must not: a mark that nothing answered, a sidecar not written."""
     helper = item.stash.get(state.HELPER, None)
-    if asked := item.stash.get(state.MARKS, None):
+    asked = item.stash.get(state.MARKS, {})
+    late = {mark.name for mark in item.iter_markers() if mark.name.startswith("ciq_")} - set(asked)
+    if late:
+        message = f"{', '.join(sorted(late))} was added to a test that had begun, and asked nothing"
+        remedy = "put the mark on the test, or add it in pytest_collection_modifyitems"
+        checks = [marks.MARKS[name][0] for name in sorted(late) if name in marks.MARKS]
+        return _unfit(item, checks, item.name, message, remedy)
+    if helper is not None and helper.failed and not item.stash[state.FAILED]:
+        message = f"{', '.join(sorted(helper.failed))} failed, and the test went on and passed"
+        remedy = "let CiqFailure end the test; who expects a failure calls a verb, without the mark"
+        return f"{message}\n  to do: {remedy}"
+    if asked:
         answered = set() if helper is None else helper.answered
         missing = [name for name in asked if name not in answered]
         if missing:

@@ -19,11 +19,13 @@ from pytest_compileiq.gpu.session import Held, Policy, acquire, adopted, require
 from pytest_compileiq.isolation import child
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Launch
+from pytest_compileiq.toolchain import caches
 
 GPUS: pytest.StashKey[tuple[Gpu, ...]] = pytest.StashKey()
 _CHOSEN = "PYTEST_CIQ_CHOSEN_GPU"
 _TESTS: pytest.StashKey[int] = pytest.StashKey()
 _TESTS_VARIABLE = "PYTEST_CIQ_TESTS"
+_LEASE: pytest.StashKey[_Lease] = pytest.StashKey()
 
 
 def choose(config: pytest.Config, spec: str) -> None:
@@ -36,15 +38,18 @@ def choose(config: pytest.Config, spec: str) -> None:
         identity.check_cuda(gpus[0])
     config.stash[GPUS] = gpus
     uuids = ",".join(gpu.uuid for gpu in gpus)
-    former = _set(
-        {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": uuids,
-            _CHOSEN: json.dumps({"spec": spec, "uuids": uuids}),
-        }
+    stack = ExitStack()
+    stack.enter_context(
+        caches.applied(
+            {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": uuids,
+                _CHOSEN: json.dumps({"spec": spec, "uuids": uuids}),
+            }
+        )
     )
     # For whoever runs pytest inside a process of their own; also after a usage error.
-    config.add_cleanup(lambda: _put_back(former))
+    config.add_cleanup(stack.close)
 
 
 def _handed_on(spec: str) -> str:
@@ -61,20 +66,6 @@ def _handed_on(spec: str) -> str:
     # A test that holds one of several GPUs shows that one to the pytest which it starts.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return visible if same and set(visible.split(",")) <= set(uuids) else spec
-
-
-def _set(env: dict[str, str]) -> dict[str, str | None]:
-    former = {name: os.environ.get(name) for name in env}
-    os.environ.update(env)
-    return former
-
-
-def _put_back(former: dict[str, str | None]) -> None:
-    for name, value in former.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def header(config: pytest.Config, settings: Settings) -> list[str]:
@@ -137,10 +128,7 @@ def held(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterat
 @contextmanager
 def measuring(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterator[Held]:
     """The GPU of one test, watched; what it did rides on the report. Raises GpuError."""
-    with ExitStack() as stack:
-        mine = stack.enter_context(_acquired(config, item, settings))
-        former = _set(mine.environment)
-        stack.callback(_put_back, former)
+    with _shared(config, item, settings) as mine:
         with mine.window() as window:
             yield mine
         # A rerun of the same item must not carry the former attempt's.
@@ -174,10 +162,7 @@ def pool(
     Nobody waits for a second GPU: two tests that each hold one would wait for each other.
     """
     with ExitStack() as stack:
-        first = stack.enter_context(_acquired(config, item, settings))
-        # Who times something in this test finds the GPU held, and does not wait for itself.
-        stack.callback(_put_back, _set(first.environment))
-        uuids = [first.uuid]
+        uuids = [stack.enter_context(_shared(config, item, settings)).uuid]
         for gpu in config.stash[GPUS]:
             if len(uuids) == wanted:
                 break
@@ -186,6 +171,38 @@ def pool(
                     mine = _acquired(config, item, settings, gpus=(gpu,), timeout_s=0.0)
                     uuids.append(stack.enter_context(mine).uuid)
         yield uuids
+
+
+class _Lease:
+    """The GPU of one test in this process, and how many of its fixtures use it."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.stack = ExitStack()
+
+
+@contextmanager
+def _shared(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterator[Held]:
+    """The GPU of one test, taken by its first user and given back by its last.
+
+    Fixtures end in an order that is not the one in which they came to the GPU: ``ciq`` may have
+    been the first to time something, and be torn down before ``ciq_search``. So neither the
+    lease nor the environment may end with the one that brought them.
+    """
+    lease = item.stash.setdefault(_LEASE, _Lease())
+    with ExitStack() as own:
+        if lease.users == 0:
+            mine = lease.stack.enter_context(_acquired(config, item, settings))
+            lease.stack.enter_context(caches.applied(mine.environment))
+        else:  # the environment says that it is held, so that nobody waits for himself
+            mine = own.enter_context(_acquired(config, item, settings))
+        lease.users += 1
+        try:
+            yield mine
+        finally:
+            lease.users -= 1
+            if lease.users == 0:
+                lease.stack.close()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -26,6 +26,8 @@ from pytest_compileiq.verdict import Check, Status, Verdict
 
 if TYPE_CHECKING:
     from pytest_compileiq.report.ncu import Ncu
+
+_NO_TIER = "run with --ciq-gpu=SPEC, or leave this test out (pytest -k, -m) where there is no GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class CIQ:
         self._ncu = ncu
         #: Marks of this test that were really judged.
         self.answered: set[str] = set()
+        #: Those of them whose failure was raised; a test that passes all the same has hidden it.
+        self.failed: set[str] = set()
 
     @property
     def on_gpu(self) -> bool:
@@ -253,6 +257,7 @@ class CIQ:
         if self._ncu is not None and self._ncu.under_it:
             return self._show(bench, acf, [_marks.MARKS[name][0] for name in asked])
         verdicts: list[Verdict] = []
+        own = {name for name, params in asked.items() if self._marks.get(name) == params}
         for name, params in asked.items():
             check = _marks.MARKS[name][0]
             child.progress("", kernel=name_of(bench), check=check)
@@ -267,19 +272,32 @@ class CIQ:
                 verdict = self._ncu.beside(verdict, bench, Path(acf or "").name)
             verdicts.append(verdict)
             self._record(verdict)
-            if self._marks.get(name) == params:  # a verb with other limits answers no mark
-                self.answered.add(name)
+        self.answered |= own  # a verb with other limits answers no mark
         child.progress("", kernel="", check="")
-        negative = [verdict for verdict in verdicts if verdict.negative]
-        if negative:
-            _raise(negative, verdicts, strict=self._strict)
-        judged = [verdict for verdict in verdicts if verdict.status is not Status.NOT_JUDGED]
-        if not judged and not self._disabled:
+        try:
+            self._raise(verdicts)
+        except CiqFailure:
+            self.failed |= own
+            raise
+        return verdicts
+
+    def _raise(self, verdicts: list[Verdict]) -> None:
+        """Fail or skip the test where not all of its questions have a good answer."""
+        __tracebackhide__ = True
+        bad = [verdict for verdict in verdicts if verdict.negative]
+        not_judged = [verdict for verdict in verdicts if verdict.status is Status.NOT_JUDGED]
+        if self._strict:  # what this run could have answered, had the test or the build let it
+            bad += [verdict for verdict in not_judged if verdict.remedy]
+        if bad:
+            text = "\n".join(explain(verdict) for verdict in bad)
+            if self._strict or any(verdict.status is Status.FAIL for verdict in bad):
+                raise CiqFailure(text, verdicts)
+            pytest.skip(text)
+        if len(not_judged) == len(verdicts) and not self._disabled:
             text = "; ".join(f"{verdict.check}: {verdict.message}" for verdict in verdicts)
             if self._strict:
-                raise CiqFailure(f"nothing could be judged: {text}", verdicts)
+                raise CiqFailure(f"nothing could be judged: {text}\n  to do: {_NO_TIER}", verdicts)
             pytest.skip(f"nothing could be judged: {text}")
-        return verdicts
 
     def _show(
         self, bench: Workbench | ObjectiveBench, acf: str | Path | None, checks: list[Check]
@@ -299,11 +317,3 @@ class CIQ:
         from pytest_compileiq import retune
 
         return retune.retune(verdict, bench, params, self._judging, self._report)
-
-
-def _raise(negative: list[Verdict], verdicts: list[Verdict], *, strict: bool) -> NoReturn:
-    __tracebackhide__ = True
-    text = "\n".join(explain(verdict) for verdict in negative)
-    if not strict and all(verdict.status is Status.UNDECIDED for verdict in negative):
-        pytest.skip(text)
-    raise CiqFailure(text, verdicts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class Judge:
         self, check: Check, bench: Workbench | ObjectiveBench, judge: Callable[[], Verdict]
     ) -> Verdict:
         try:
-            return judge()
+            verdict = judge()
         except CiqError as error:
             verdict = _failed(check, bench, error)
         except Exception as error:
@@ -111,8 +111,10 @@ class Judge:
                 f"{str(error)[:300]}",
                 remedy="if the cause is not in your test, report it with this line",
             )
-        unfit = _caches.unfit()  # asked now, as the subject has imported what it uses
-        return verdict if unfit is None else _failed(check, bench, unfit)
+        # Asked now, as the subject has imported what it uses.
+        if not verdict.negative or (unfit := _caches.unfit()) is None:
+            return verdict
+        return _with_doubt(verdict, unfit)
 
     def _answer_for_kernel(
         self, bench: Workbench, params: Params, asked: dict[str, Params]
@@ -129,13 +131,14 @@ class Judge:
                 verdict = canary.judge_kernel(
                     bench, known, params, accept=accept, stopwatch=self.stopwatch
                 )
-                if self.settings.debug_pack is None:  # NVIDIA's files are not the user's
-                    for committed in (known.o0, known.o3):
-                        self._offer(committed, verdict, arch=bench.kernel.arch())
+                self._offer_canary(known, params, verdict, arch=bench.kernel.arch())
                 return verdict
             case _marks.ResourcesParams():
                 committed = self._named(params.acf, asked)
-                return resources.judge_kernel(bench, committed, params, accept=self.settings.accept)
+                accept = self.settings.accept
+                verdict = resources.judge_kernel(bench, committed, params, accept=accept)
+                self._offer(committed, verdict, arch=bench.kernel.arch())
+                return verdict
             case _marks.StabilityParams():
                 if self.stopwatch is None:
                     return stability.not_timed(name_of(bench), params)
@@ -152,28 +155,27 @@ class Judge:
     def _answer_for_objective(
         self, bench: ObjectiveBench, params: Params, asked: dict[str, Params]
     ) -> Verdict:
+        if self.stopwatch is not None:
+            self.stopwatch.hold()  # whatever the objective launches, from its first call on
         match params:
             case _marks.ObjectiveParams():
                 committed = self._named(params.acf, asked)
                 return contract.judge_objective(bench, committed)
             case _marks.CanaryParams():
-                return canary_objective.judge_objective(
-                    bench,
-                    self._known(params, asked),
-                    params,
-                    accept=self.settings.accept,
-                    stopwatch=self.stopwatch,
+                known = self._known(params, asked)
+                accept = self.settings.accept
+                verdict = canary_objective.judge_objective(
+                    bench, known, params, accept=accept, stopwatch=self.stopwatch
                 )
+                self._offer_canary(known, params, verdict, arch=None)
+                return verdict
             case _marks.ResourcesParams():
                 raise SettingsError(
                     f"ciq_resources reads ptxas' report, and {name_of(bench)} is an objective",
                     remedy="hand over the kernel: PtxKernel(...) or Kernel(build)",
                 )
             case _marks.StabilityParams():
-                if self.stopwatch is None:
-                    return stability.not_timed(name_of(bench), params)
-                why = "an objective times itself: hand over the kernel"
-                return stability.not_timed(name_of(bench), params, why)
+                return stability.of_objective(name_of(bench), params)
             case _marks.WinParams():
                 committed = self.committed(params.acf)
                 accept = self.settings.accept
@@ -242,11 +244,23 @@ class Judge:
             sample = named.acf
         return canary.KnownAcfs(o0, o3, sample)
 
+    def _offer_canary(
+        self,
+        known: canary.KnownAcfs,
+        params: _marks.CanaryParams,
+        verdict: Verdict,
+        *,
+        arch: str | None,
+    ) -> None:
+        own = [self.folder / path for path in (params.o0, params.o3) if path]
+        for committed in (known.o0, known.o3):
+            # Files of --ciq-debug-pack are NVIDIA's, not the user's.
+            if committed is not None and committed.acf.source in own:
+                self._offer(committed, verdict, arch=arch)
+
     def _offer(self, committed: Committed | None, verdict: Verdict, *, arch: str | None) -> None:
         """What --ciq-accept writes, should the whole test pass."""
-        if not self.settings.accept or verdict.status is not Status.PASS:
-            return
-        if committed is None:
+        if committed is None or not self.settings.accept or verdict.status is not Status.PASS:
             return
         source = committed.acf.source
         new = _sidecar.describe(committed.acf, arch=arch, numbers=verdict.numbers)
@@ -260,7 +274,9 @@ class Judge:
         if isinstance(bench, Workbench):
             proof.baseline_build(bench)
         else:
-            fault = bench.evaluate(None, "the baseline").fault
+            if self.stopwatch is not None:
+                self.stopwatch.hold()
+            fault = bench.evaluate(None).fault
             if fault and fault.reason in (Reason.CRASHED, Reason.HUNG):
                 raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason)
         return not_judged(check, bench, "--ciq-disable")
@@ -268,6 +284,37 @@ class Judge:
 
 def name_of(bench: Workbench | ObjectiveBench) -> str:
     return bench.kernel.name if isinstance(bench, Workbench) else bench.objective.name
+
+
+#: What a build from a cache, which knows of no ACF, looks like. Other faults have other causes.
+_OF_A_CACHE = frozenset(
+    {
+        Reason.NOT_APPLIED,
+        Reason.NO_EFFECT,
+        Reason.SLOWER,
+        Reason.NO_WIN,
+        Reason.NOISY,
+        Reason.UNDECIDED,
+    }
+)
+
+
+def _with_doubt(verdict: Verdict, unfit: CiqError) -> Verdict:
+    """A negative verdict on a build that a cache may have answered: both faults are told."""
+    if verdict.reason not in _OF_A_CACHE:
+        return replace(
+            verdict,
+            message=f"{verdict.message}; besides, {unfit.what}",
+            remedy=f"{verdict.remedy}; and {unfit.remedy}",
+        )
+    return replace(
+        verdict,
+        status=Status.FAIL,
+        reason=unfit.reason,
+        message=f"{unfit.what}; this may be why: {verdict.reason}: {verdict.message}",
+        remedy=unfit.remedy,
+        numbers={**verdict.numbers, "looked_at": list(unfit.looked_at)},
+    )
 
 
 def _failed(check: Check, bench: Workbench | ObjectiveBench, error: CiqError) -> Verdict:

@@ -20,13 +20,22 @@ if TYPE_CHECKING:
     import pytest
 
 
-def _positive(name: str, value: float | None, *, minimum: float = 0.0) -> None:
+def _positive(
+    name: str, value: float | None, *, minimum: float = 0.0, maximum: float = math.inf
+) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TypeError(f"{name} is a number, not {value!r}")
     if value < minimum:
         raise ValueError(f"{name} is at least {minimum:g}, not {value:g}")
+    if value > maximum:
+        raise ValueError(f"{name} is at most {maximum:g}, not {value:g}")
+
+
+def _path(name: str, value: object) -> None:
+    if not isinstance(value, str | Path) or not str(value):
+        raise TypeError(f"{name} is the path of an ACF, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,8 @@ class ObjectiveParams:
         if isinstance(self.objectives, bool) or not isinstance(self.objectives, int):
             raise TypeError(f"objectives is a whole number, not {self.objectives!r}")
         _positive("objectives", self.objectives, minimum=1)
+        if self.acf is not None:
+            _path("acf", self.acf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,10 @@ class CanaryParams:
 
     def __post_init__(self) -> None:
         _positive("margin", self.margin, minimum=1.0)
-        _positive("tolerance", self.tolerance)
+        _positive("tolerance", self.tolerance, maximum=1.0)  # a fraction: 5 would be 500 percent
+        for name, acf in (("o0", self.o0), ("o3", self.o3)):
+            if acf is not None:
+                _path(name, acf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +101,10 @@ class ResourcesParams:
             _positive(name, value)
         if not limits and not self.no_worse:
             raise ValueError("give at least one limit, or no_worse=True")
+        if not isinstance(self.no_worse, bool):
+            raise TypeError(f"no_worse is True or False, not {self.no_worse!r}")
+        if self.acf is not None:
+            _path("acf", self.acf)
 
     def limits(self) -> dict[str, int | None]:
         return {
@@ -120,8 +138,7 @@ class WinParams:
     min_speedup: float | Literal["recorded"] = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.acf, str | Path) or not str(self.acf):
-            raise TypeError(f"acf is the path of an ACF, not {self.acf!r}")
+        _path("acf", self.acf)
         if isinstance(self.min_speedup, str):
             if self.min_speedup != "recorded":
                 raise ValueError(f'min_speedup is a number or "recorded", not {self.min_speedup!r}')

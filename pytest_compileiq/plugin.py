@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_compileiq import records, state
 from pytest_compileiq import settings as _settings
+from pytest_compileiq import state
 from pytest_compileiq.pytest_fixtures import ciq as ciq
 from pytest_compileiq.pytest_fixtures import ciq_cache_env as ciq_cache_env
 from pytest_compileiq.pytest_fixtures import ciq_fresh_caches as ciq_fresh_caches
@@ -22,6 +22,7 @@ from pytest_compileiq.pytest_fixtures import ciq_ptxas as ciq_ptxas
 from pytest_compileiq.pytest_fixtures import ciq_search as ciq_search
 
 if TYPE_CHECKING:
+    from pytest_compileiq.report.reporter import Reporter
     from pytest_compileiq.settings import Settings
 
 
@@ -64,16 +65,18 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"pytest-compileiq: {config.stash[state.NO_GPU]}")
     for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
-    if not hasattr(config, "workerinput"):
-        _report(config, config.stash[state.SETTINGS])
     chosen = config.stash[state.SETTINGS]
+    if not hasattr(config, "workerinput"):
+        _report(config, chosen)
     if chosen.isolate == "require" or (chosen.isolate == "auto" and chosen.gpu is not None):
         _isolate(config, chosen)
 
 
 def _report(config: pytest.Config, chosen: Settings) -> None:
-    from pytest_compileiq.report.reporter import Reporter
-
+    first = FirstReport(config)
+    config.pluginmanager.register(first, "compileiq-first-report")
+    if chosen.json is not None or chosen.plots is not None:
+        first.reporter()
     if chosen.plots is not None:
         from importlib.util import find_spec
 
@@ -82,13 +85,33 @@ def _report(config: pytest.Config, chosen: Settings) -> None:
                 f"pytest-compileiq: {chosen.sources['plots']} needs matplotlib\n"
                 "  to do: pip install 'pytest-compileiq[plots]'"
             )
-    reporter = Reporter(config, json_path=chosen.json, plots=chosen.plots)
-    config.pluginmanager.register(reporter, "compileiq-reporter")
     isolates = chosen.gpu is not None or chosen.isolate == "require"
     if isolates and config.pluginmanager.hasplugin("terminal") and config.get_verbosity() >= 0:
         from pytest_compileiq.report import live
 
         live.register(config)
+
+
+class FirstReport:
+    """Brings the reporter in when a test has left something for it: most runs have none."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if any(str(name).startswith("ciq") for name, _ in report.user_properties):
+            # What is registered within a hook's call hears of the next call only.
+            self.reporter().pytest_runtest_logreport(report)
+
+    def reporter(self) -> Reporter:
+        from pytest_compileiq.report.reporter import Reporter
+
+        chosen = self._config.stash[state.SETTINGS]
+        made = Reporter(self._config, json_path=chosen.json, plots=chosen.plots)
+        self._config.pluginmanager.unregister(self)
+        self._config.pluginmanager.register(made, "compileiq-reporter")
+        return made
 
 
 def _isolate(config: pytest.Config, chosen: Settings) -> None:
@@ -146,11 +169,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
     item.stash[state.VERDICTS] = []
     item.stash[state.CALLED] = item.stash[state.FAILED] = False
+    if state.HELPER in item.stash:
+        del item.stash[state.HELPER]
     fixtures: list[str] = getattr(item, "fixturenames", [])
     if "ciq" in fixtures and "ciq_fresh_caches" not in fixtures and _is_apart(item.config):
         fixtures.insert(0, "ciq_fresh_caches")  # before any fixture that starts CUDA or compiles
     item.stash[state.SEARCHED] = []
-    if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
+    item.stash[state.MARKS] = {}
+    if not _marked(item):
         return
     from pytest_compileiq import marks
     from pytest_compileiq.errors import SettingsError
@@ -184,23 +210,31 @@ def pytest_runtest_makereport(
         if complaint is not None:
             report.outcome = "failed"
             report.longrepr = complaint
+    verdicts, left = item.stash.get(state.VERDICTS, ()), item.stash.get(state.SEARCHED, ())
+    assembler = item.config.stash.get(state.ASSEMBLER, None)
+    if not (item.user_properties or verdicts or left or assembler):
+        return report
+    from pytest_compileiq import records
+
     # Rebuilt at each report: subtests report the call several times, and a fixture that fails
     # in setup may have had its verdicts already.
     own = (records.VERDICT, records.KEPT, records.NOTE)
     item.user_properties[:] = [entry for entry in item.user_properties if entry[0] not in own]
-    for verdict in item.stash.get(state.VERDICTS, ()):
+    for verdict in verdicts:
         item.user_properties.append((records.VERDICT, json.dumps(verdict.to_record(item.nodeid))))
-    assembler = item.config.stash.get(state.ASSEMBLER, None)
     if assembler is not None and assembler.kept is not None:
         item.user_properties.append((records.KEPT, str(assembler.kept)))
-    if left := item.stash.get(state.SEARCHED, None):
-        item.user_properties.extend(left)
+    item.user_properties.extend(left)
     report.user_properties = list(item.user_properties)
     return report
 
 
+def _marked(item: pytest.Item) -> bool:
+    return any(mark.name.startswith("ciq_") for mark in item.iter_markers())
+
+
 def _complaint(item: pytest.Item) -> str | None:
-    if state.HELPER not in item.stash and not item.stash.get(state.MARKS, None):
+    if state.HELPER not in item.stash and not _marked(item):
         return None
     from pytest_compileiq import complaints
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_compileiq import records, state
 from pytest_compileiq import settings as _settings
+from pytest_compileiq import state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,7 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
     ``assert_objective``, ``assert_resources``, ``assert_stable`` and ``assert_beats_baseline``
     take the marks' keywords directly.
     """
+    from pytest_compileiq import records
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.isolation import child
 

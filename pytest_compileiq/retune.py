@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_compileiq.checks.win import ratio
 from pytest_compileiq.errors import AcfError, CiqError
 from pytest_compileiq.files import write_whole
 from pytest_compileiq.isolation import child
 from pytest_compileiq.judge import Judge, name_of
 from pytest_compileiq.marks import WinParams
+from pytest_compileiq.measure.opaque import ratio
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Kernel, Workbench
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain import sidecar as _sidecar
@@ -197,7 +197,7 @@ def _cost(bench: Workbench | ObjectiveBench) -> _Cost:
     started = time.monotonic()
     if isinstance(bench, ObjectiveBench):
         objective = bench.objective
-        baseline = bench.repeat(None, "the baseline")
+        baseline = bench.repeat(None)
         if baseline.fault is not None:
             raise CiqError(
                 f"nothing to compare with: {baseline.fault.message}", remedy=baseline.fault.remedy

@@ -1,7 +1,7 @@
 """What the user asked for: options, environment and ini file, as one frozen value.
 
 Precedence, the same for every option: command line, then ``PYTEST_CIQ_<NAME>``, then the ini
-key ``ciq_<name>``, then the default. For what a mark or a verb decides (limits, ACF paths) the
+key ``ciq_<name>``, then the default; an empty variable is none. For what a mark or a verb decides (limits, ACF paths) the
 call's argument wins over the closest mark; no option changes them.
 
 This module is imported at every start of pytest: it must stay cheap (see test_startup.py).
@@ -12,23 +12,38 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pytest
 
 
-class Option(NamedTuple):
-    """One option with its three doors: ``--ciq-x-y``, ``PYTEST_CIQ_X_Y`` and ini ``ciq_x_y``."""
+class Option:
+    """One option with its three doors: ``--ciq-x-y``, ``PYTEST_CIQ_X_Y`` and ini ``ciq_x_y``.
 
-    name: str
-    parse: Callable[[str], Any]
-    default: Any
-    help: str
-    metavar: str | None = None  # None: a switch without a value
-    const: str | None = None  # the value of the bare flag, where it may be bare
+    ``metavar`` is None for a switch without a value, and ``const`` the value of the bare flag,
+    where it may be bare. A plain class: a NamedTuple or dataclass is made by ``exec``, which
+    costs each start of pytest more than all else in this module.
+    """
+
+    __slots__ = ("const", "default", "help", "metavar", "name", "parse")
+
+    def __init__(
+        self,
+        name: str,
+        parse: Callable[[str], Any],
+        default: Any,
+        help: str,
+        metavar: str | None = None,
+        const: str | None = None,
+    ) -> None:
+        self.name = name
+        self.parse = parse
+        self.default = default
+        self.help = help
+        self.metavar = metavar
+        self.const = const
 
     @property
     def flag(self) -> str:
@@ -47,7 +62,7 @@ def _switch(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered in ("1", "true", "yes", "on"):
         return True
-    if lowered in ("", "0", "false", "no", "off"):
+    if lowered in ("0", "false", "no", "off"):
         return False
     raise ValueError("give 1 or 0, true or false, yes or no")
 
@@ -62,10 +77,13 @@ def _seconds(text: str) -> float:
     return min(value, 1e6)  # eleven days: the system's timers take no more
 
 
-def _isolate(text: str) -> str:
-    if text not in ("auto", "require", "off"):
-        raise ValueError("give auto, require or off")
-    return text
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"give {', '.join(words[:-1])} or {words[-1]}")
+        return text
+
+    return parse
 
 
 def _generations(text: str) -> int:
@@ -89,18 +107,6 @@ def _text(text: str) -> str:
     return text.strip()
 
 
-def _clocks(text: str) -> str:
-    if text not in ("auto", "require", "observe"):
-        raise ValueError("give auto, require or observe")
-    return text
-
-
-def _l2(text: str) -> str:
-    if text not in ("cold", "warm"):
-        raise ValueError("give cold or warm")
-    return text
-
-
 def _sm_mhz(text: str) -> str | int:
     if text in ("base", "max"):
         return text
@@ -112,13 +118,23 @@ def _sm_mhz(text: str) -> str | int:
 
 OPTIONS = (
     Option("gpu", _text, None, "Run the GPU tier here: 0, GPU-5a3f, cuda:0, 3b:00.0, 0,1", "SPEC"),
-    Option("clocks", _clocks, "auto", "Lock clocks if allowed, or fail, or never", "MODE"),
+    Option(
+        "clocks",
+        _one_of("auto", "require", "observe"),
+        "auto",
+        "Lock clocks if allowed, or fail, or never",
+        "MODE",
+    ),
     Option("sm_mhz", _sm_mhz, "base", "Lock the SM clock to base, max or N MHz", "CLOCK"),
     Option("gpu_timeout", _seconds, 600.0, "Wait this long for a GPU in use", "SECONDS"),
     Option("lease_dir", _path, None, "Where tests that share GPUs keep their leases", "DIR"),
     Option("budget", _seconds, 2.0, "Measure a kernel for at most this long", "SECONDS"),
     Option(
-        "l2", _l2, "cold", "Time launches with the L2 cache flushed before each, or not", "STATE"
+        "l2",
+        _one_of("cold", "warm"),
+        "cold",
+        "Time launches with the L2 cache flushed before each, or not",
+        "STATE",
     ),
     Option("ptxas", _path, None, "Use this ptxas, 13.3 or newer, and no other", "PATH"),
     Option("ptxas_timeout", _seconds, 60.0, "Kill a run of ptxas after this time", "SECONDS"),
@@ -131,7 +147,7 @@ OPTIONS = (
     ),
     Option(
         "isolate",
-        _isolate,
+        _one_of("auto", "require", "off"),
         "auto",
         "Run each test in a process of its own: with a GPU, always (require), never (off)",
         "auto|require|off",
@@ -140,7 +156,12 @@ OPTIONS = (
     Option("json", _path, None, "Write every verdict with its numbers to this file", "PATH"),
     Option("plots", _path, None, "Draw each kernel's measurements into this folder", "DIR"),
     Option("ncu", _switch, False, "Show baseline and ACF under Nsight Compute, side by side"),
-    Option("strict", _switch, False, "Fail what would be skipped because it could not be decided"),
+    Option(
+        "strict",
+        _switch,
+        False,
+        "Fail what would be skipped, and what could have been judged and was not",
+    ),
     Option("accept", _switch, False, "Write or refresh the sidecars of ACFs whose tests pass"),
     Option(
         "retune",
@@ -155,7 +176,6 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The options of one run; times in seconds. ``sources`` says where each value is from."""
 
@@ -180,6 +200,16 @@ class Settings:
     keep: bool
     disable: bool
     sources: Mapping[str, str]
+
+    __slots__ = (*(option.name for option in OPTIONS), "sources")
+
+    def __init__(self, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "sources", sources)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"the settings of a run are fixed, {name} too")
 
 
 def _shown(value: str | float) -> str:
@@ -216,23 +246,26 @@ def _given(
     text = getattr(parsed, f"ciq_{option.name}", None)
     if text is not None:
         return text, option.flag
-    if option.variable in env:
+    if env.get(option.variable, "").strip():  # CI sets what it has no value for to nothing
         return env[option.variable], option.variable
     return config.getini(option.ini) or None, option.ini
 
 
 def isolation_is_asked(early_config: pytest.Config, env: Mapping[str, str] = os.environ) -> bool:
     """May tests run in forks of this process? To be asked before conftests are loaded."""
-    (option,) = (option for option in OPTIONS if option.name == "isolate")
-    text, _ = _given(early_config, option, early_config.known_args_namespace, env)
+    text = _early(early_config, "isolate", env)
     return text == "require" or (text != "off" and gpu_spec(early_config, env) is not None)
 
 
 def gpu_spec(early_config: pytest.Config, env: Mapping[str, str] = os.environ) -> str | None:
     """``--ciq-gpu`` before conftests are loaded: only there can CUDA still be told which GPU."""
-    (option,) = (option for option in OPTIONS if option.name == "gpu")
-    text, _ = _given(early_config, option, early_config.known_args_namespace, env)
+    text = _early(early_config, "gpu", env)
     return text.strip() if text else None
+
+
+def _early(config: pytest.Config, name: str, env: Mapping[str, str]) -> str | None:
+    (option,) = (option for option in OPTIONS if option.name == name)
+    return _given(config, option, config.known_args_namespace, env)[0]
 
 
 def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings:
@@ -256,7 +289,7 @@ def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings
         if isinstance(value, Path):
             value = (base or config.invocation_params.dir) / value
         values[option.name], sources[option.name] = value, source
-    return Settings(**values, sources=sources)
+    return Settings(values, sources)
 
 
 def report_folder(config: pytest.Config, nodeid: str) -> Path:

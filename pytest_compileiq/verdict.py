@@ -12,6 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+#: The arm without an ACF, by its name in progress, records and hooks.
+BASELINE_ARM = "baseline"
+
+
+def in_words(arm: str) -> str:
+    """An arm as the object of a sentence: the baseline, best.acf."""
+    return f"the {arm}" if arm == BASELINE_ARM else arm
+
 
 class Reason(StrEnum):
     """Why an answer is not a pass. Each word asks another action of the reader."""
@@ -53,7 +61,8 @@ class Verdict:
 
     ``numbers`` holds only str, int, float, bool, None and lists or dicts of them, with the
     unit in the key (``spill_bytes``, ``seconds``), since it travels through execnet and JSON.
-    ``remedy`` says what to do next; it is empty on a pass.
+    ``remedy`` says what to do next; it is empty on a pass, and on a question that is not judged
+    because this run does not ask it: a CV without a GPU, anything under ``--ciq-disable``.
     """
 
     check: Check

@@ -41,6 +41,73 @@ def test_one_of_two_marks_unanswered_is_named(pytester: pytest.Pytester) -> None
     result.stdout.fnmatch_lines(["ciq_canary asked for a check*"])
 
 
+HIDDEN = {
+    "try": "    try: ciq.check(bad)\n    except AssertionError: pass",
+    "raises": "    with pytest.raises(AssertionError): ciq.check(bad)",
+    "thread": "    thread = threading.Thread(target=ciq.check, args=(bad,))\n"
+    "    thread.start(); thread.join()",
+    "and a good one": "    with pytest.raises(AssertionError): ciq.check(bad)\n    ciq.check(good)",
+}
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failed_mark_is_not_hidden_by_the_test(pytester: pytest.Pytester, how: str) -> None:
+    pytester.makepyfile(
+        f"{GOOD}import pytest, threading\ndef bad(config): return None\n"
+        f"@pytest.mark.ciq_objective\ndef test(ciq):\n{HIDDEN[how]}"
+    )
+    result = pytester.runpytest("-W", "ignore")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["ciq_objective failed, and the test went on*", "*to do: let CiqF*"]
+    )
+
+
+def test_an_expected_failure_of_a_verb_is_the_test_s_own(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        f"{GOOD}import pytest\n@pytest.mark.ciq_objective\ndef test(ciq):\n"
+        "    with pytest.raises(AssertionError): ciq.assert_objective(good, objectives=2)\n"
+        "    ciq.check(good)"
+    )
+    pytester.runpytest().assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("where", ["fixture", "test"])
+def test_a_mark_that_comes_too_late_is_no_pass(pytester: pytest.Pytester, where: str) -> None:
+    add = "request.node.add_marker(pytest.mark.ciq_canary)"
+    pytester.makepyfile(
+        f"import pytest\n@pytest.fixture\ndef late(request): {add}\n"
+        f"def test(request{', late' * (where == 'fixture')}): {add if where == 'test' else 'pass'}"
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["ciq_canary was added to a test that had begun*"])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_unanswered_mark_is_no_expected_failure(pytester: pytest.Pytester, strict: bool) -> None:
+    pytester.makepyfile(
+        f"import pytest\n@pytest.mark.xfail(strict={strict})\n@pytest.mark.ciq_canary\n"
+        "def test(ciq): pass"
+    )
+    pytester.runpytest().assert_outcomes(failed=1)
+
+
+def test_a_rerun_is_not_answered_by_the_attempt_before(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("pytest_rerunfailures")
+    pytester.makepyfile(
+        f"{GOOD}import pathlib, pytest\n@pytest.mark.ciq_objective\ndef test(request):\n"
+        "    if pathlib.Path('seen').exists(): return\n"
+        "    pathlib.Path('seen').touch()\n"
+        "    request.getfixturevalue('ciq').check(good)\n"
+        "    assert False"
+    )
+    result = pytester.runpytest("--reruns=1")
+    assert result.parseoutcomes()["failed"] == 1
+    result.stdout.fnmatch_lines(["ciq_objective asked for a check*no subject"])
+
+
 def test_a_verb_with_other_limits_answers_no_mark(pytester: pytest.Pytester) -> None:
     """The mark asks for two objectives; a verb that judges one is not its answer."""
     pytester.makepyfile(
@@ -59,6 +126,12 @@ def test_a_verb_with_other_limits_answers_no_mark(pytester: pytest.Pytester) -> 
         ("ciq_canary(margin='2')", "margin is a number, not '2'"),
         ("ciq_canary(margin=0.5)", "margin is at least 1, not 0.5"),
         ("ciq_canary(margin=float('nan'))", "margin is a number, not nan"),
+        ("ciq_canary(tolerance=5)", "tolerance is at most 1, not 5"),
+        ("ciq_canary(o0='')", "o0 is the path of an ACF, not ''"),
+        ("ciq_canary(o3=5)", "o3 is the path of an ACF, not 5"),
+        ("ciq_objective(acf='')", "acf is the path of an ACF, not ''"),
+        ("ciq_resources(max_registers=9, acf=0)", "acf is the path of an ACF, not 0"),
+        ("ciq_resources(no_worse='no')", "no_worse is True or False, not 'no'"),
         ("ciq_max_cv()", "missing 1 required positional argument: 'percent'"),
         ("ciq_max_cv(0)", "percent is above 0"),
         ("ciq_max_cv(True)", "percent is a number, not True"),
@@ -161,12 +234,74 @@ def test_a_derived_class_overrides_the_mark_of_its_base(pytester: pytest.Pyteste
 
 def test_nothing_judged_skips_and_strict_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
-        "import pytest\n@pytest.mark.ciq_max_cv(2)\ndef test(ciq): ciq.check(lambda c: 1.0)"
+        "import pytest\nfrom pytest_compileiq import PtxKernel\n@pytest.mark.ciq_max_cv(2)\n"
+        "def test(ciq): ciq.check(PtxKernel('a.ptx', arch='sm_90'))"
     )
     result = pytester.runpytest("-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*nothing could be judged: cv:*times nothing*"])
-    pytester.runpytest("--ciq-strict").assert_outcomes(failed=1)
+    result = pytester.runpytest("--ciq-strict")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*nothing could be judged: cv:*", "*to do: run with --ciq-gpu=*"])
+
+
+#: A build that refuses what is damaged and shows no code, so that little can be proven of it.
+BLIND = """
+import pathlib, pytest
+from pytest_compileiq import Build, Kernel
+ACF = b"acf" * 100
+pathlib.Path("a.acf").write_bytes(ACF)
+def build(acf):
+    if acf and acf.read_bytes() != ACF: raise RuntimeError("refused")
+    return Build()
+kernel = Kernel(build)
+def objective(config):
+    if config and config != ACF.hex(): return "*"
+    return 1 if config else 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("marks", "subject", "check", "remedy"),
+    [
+        (["ciq_canary(o0='a.acf')"], "kernel", "canary", "give Build.cubin, or run with --ciq-gpu"),
+        (["ciq_beats_baseline('a.acf')"], "kernel", "win", "give Build.cubin, or run with"),
+        (["ciq_max_cv(2)", "ciq_objective"], "objective", "cv", "hand the kernel over, or drop"),
+    ],
+)
+def test_strict_leaves_no_question_open(
+    pytester: pytest.Pytester,
+    run_json: RunJson,
+    marks: list[str],
+    subject: str,
+    check: str,
+    remedy: str,
+) -> None:
+    """A mark that was not judged is no pass, whatever else of the test was judged."""
+    lines = "\n".join(f"@pytest.mark.{mark}" for mark in marks)
+    source = f"{lines}\ndef test(ciq): ciq.check({subject})"
+    pytester.makepyfile(BLIND + source)
+    result, records = run_json()
+    assert result.ret == 0, result.stdout.str()
+    assert [r["status"] for r in records if r["check"] == check] == ["not-judged"]
+    result, _ = run_json("--ciq-strict")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{check} of *: not-judged: *", f"*to do: {remedy}*"])
+    run_json("--ciq-strict", "--ciq-disable")[0].assert_outcomes(passed=1)
+
+
+def test_strict_asks_nothing_about_timings_of_a_run_that_times_nothing(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """The tier without a GPU is a whole tier: its part is judged, and the rest told as not run."""
+    sgemm.makepyfile(
+        "import pytest\nfrom pytest_compileiq import PtxKernel\n@pytest.mark.ciq_max_cv(2)\n"
+        "@pytest.mark.ciq_beats_baseline('best.acf')\n"
+        "def test(ciq): ciq.check(PtxKernel('sgemm.ptx', arch='sm_90'))"
+    )
+    result, records = run_json("--ciq-strict")
+    result.assert_outcomes(passed=1)
+    assert [(r["check"], r["status"]) for r in records] == [("cv", "not-judged"), ("win", "pass")]
 
 
 def test_check_without_marks_is_an_error(pytester: pytest.Pytester) -> None:

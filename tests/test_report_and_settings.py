@@ -40,6 +40,38 @@ def test_precedence_of_an_option(pytester: pytest.Pytester) -> None:
     assert found.sources["timeout"] == "--ciq-timeout"
 
 
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_an_empty_variable_is_none(pytester: pytest.Pytester, nothing: str) -> None:
+    """CI sets a variable that it has no value for to nothing; the ini file counts then."""
+    empty = {option.variable: nothing for option in _settings.OPTIONS}
+    found = load(pytester, **empty)
+    assert [found.sources[option.name] for option in _settings.OPTIONS] == ["default"] * len(empty)
+    assert [getattr(found, option.name) for option in _settings.OPTIONS] == [
+        option.default for option in _settings.OPTIONS
+    ]
+    config = pytester.parseconfig()
+    assert _settings.gpu_spec(config, empty) is None
+    assert not _settings.isolation_is_asked(config, empty)
+    pytester.makeini("[pytest]\nciq_strict = 1")
+    assert load(pytester, **empty).strict is True
+
+
+def test_empty_variables_in_a_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option in _settings.OPTIONS:
+        monkeypatch.setenv(option.variable, "")
+    pytester.makepyfile(MARKED)
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+    assert "compileiq: gpu=" not in result.stdout.str()
+
+
+def test_the_settings_of_a_run_are_fixed(pytester: pytest.Pytester) -> None:
+    with pytest.raises(AttributeError, match="timeout"):
+        load(pytester).timeout = 1
+
+
 def test_every_option_has_three_doors_and_is_a_setting(pytester: pytest.Pytester) -> None:
     help_text = pytester.runpytest("--help").stdout.str()
     fields = set(_settings.Settings.__slots__)

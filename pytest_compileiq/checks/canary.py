@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from pytest_compileiq.checks import proof, timing
 from pytest_compileiq.checks.timing import Claim, Measured, Stopwatch
-from pytest_compileiq.checks.win import ratio
 from pytest_compileiq.errors import CiqError, ProofError
 from pytest_compileiq.marks import CanaryParams
 from pytest_compileiq.measure import decide
+from pytest_compileiq.measure.opaque import ratio
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.toolchain.acf import Acf, nonsense
 from pytest_compileiq.toolchain.sidecar import Committed
@@ -24,6 +24,9 @@ from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 NO_O0 = (
     "give the mark an o0= file, or the run a --ciq-debug-pack=DIR|ZIP with NVIDIA's O0.acf and "
     "O3.acf"
+)
+OTHER_FLAGS = (
+    "plain ptxas is an -O3 already: look for other flags in the baseline's build, or correct o3="
 )
 _BLIND = (
     "this test does not see what the compiler does: launch() may run another build, or "
@@ -69,6 +72,7 @@ def judge_kernel(
             kernel=kernel.name,
             status=Status.NOT_JUDGED,
             message="a damaged ACF is refused; the build gives no cubin to see the effect in",
+            remedy=proof.NO_CUBIN,
             numbers=numbers,
         )
     known_arms = [(o0, known.o0)] if o3 is None else [(o0, known.o0), (o3, known.o3)]
@@ -140,8 +144,7 @@ def _effects(
             raise CiqError(
                 f"{o3.name} makes the code worse by {growth:.3g}x, more than the tolerance of "
                 f"{params.tolerance:.0%}: {_compared(cost, tame)}",
-                remedy="plain ptxas is an -O3 already: look for other flags in the baseline's "
-                "build, or correct o3=",
+                remedy=OTHER_FLAGS,
                 reason=Reason.SLOWER,
                 numbers=numbers,
             )
@@ -189,7 +192,7 @@ def _told(arm: Arm, measured: Measured, params: CanaryParams, *, is_o0: bool) ->
         )
     return (
         f"{arm.name} is slower by more than {params.tolerance:.0%}: it runs at {measured}",
-        "plain ptxas is an -O3 already: look for other flags in the baseline's build",
+        OTHER_FLAGS,
     )
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_compileiq.checks import proof, repetition
-from pytest_compileiq.checks.canary import NO_O0, KnownAcfs
+from pytest_compileiq.checks.canary import NO_O0, OTHER_FLAGS, KnownAcfs
 from pytest_compileiq.checks.timing import Stopwatch
-from pytest_compileiq.checks.win import ratio, readable
+from pytest_compileiq.checks.win import readable
 from pytest_compileiq.errors import CiqError, ProofError
 from pytest_compileiq.marks import CanaryParams
 from pytest_compileiq.measure import decide
+from pytest_compileiq.measure.opaque import ratio
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain.acf import Acf
-from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+from pytest_compileiq.verdict import BASELINE_ARM, Check, Reason, Status, Verdict, in_words
+
+_BLIND = (
+    "the objective does not see what the compiler does: check that it measures the kernel that it "
+    "builds"
+)
 
 
 def judge_objective(
@@ -32,7 +38,7 @@ def judge_objective(
         )
     o0_acf = known.o0.acf
     damaged = o0_acf.damaged()
-    answer = bench.evaluate(damaged, damaged.name)
+    answer = bench.evaluate(damaged)
     if not answer.refused and not answer.scores:  # crashed, hung or a bad shape is no refusal
         readable(answer, bench, None)
     if answer.scores:
@@ -42,8 +48,8 @@ def judge_objective(
             remedy='hand the ACF to ptxas, and return "*" when the build fails',
             reason=Reason.NOT_APPLIED,
         )
-    baseline = readable(bench.evaluate(None, "the baseline"), bench, None)
-    o0 = readable(bench.evaluate(o0_acf, o0_acf.name), bench, known.o0)
+    baseline = readable(bench.evaluate(None), bench, None)
+    o0 = readable(bench.evaluate(o0_acf), bench, known.o0)
     for committed in (known.o0, known.o3):
         if committed is not None:
             proof.check_sidecar(committed.acf, committed.sidecar, accept=accept)
@@ -65,20 +71,19 @@ def judge_objective(
         raise CiqError(
             f"{o0_acf.name} makes no score worse by {params.margin:g}x: {list(baseline)} on the "
             f"baseline, {list(o0)} with it",
-            remedy="the objective does not see what the compiler does: check that it measures "
-            "the kernel that it builds",
+            remedy=_BLIND,
             reason=Reason.NO_EFFECT,
             numbers=numbers,
         )
     if known.o3 is not None:
-        o3 = readable(bench.evaluate(known.o3.acf, known.o3.acf.name), bench, known.o3)
+        o3 = readable(bench.evaluate(known.o3.acf), bench, known.o3)
         numbers["o3"] = list(o3)
         worst = max(ratio(after, before, kind) for before, after in zip(baseline, o3, strict=True))
         if worst > 1 + params.tolerance:
             raise CiqError(
                 f"{known.o3.acf.name} makes the score worse by {worst:.3g}x: {list(baseline)} on the "
                 f"baseline, {list(o3)} with it",
-                remedy="plain ptxas is an -O3 already: look for other flags in the baseline",
+                remedy=OTHER_FLAGS,
                 reason=Reason.SLOWER,
                 numbers=numbers,
             )
@@ -97,8 +102,8 @@ def _variation(
 ) -> str | None:
     """How the scores change from call to call, or None: only then can one call decide."""
     told = []
-    for name, acf, first in (("the baseline", None, baseline), (o0.name, o0, slow)):
-        again = readable(bench.repeat(acf, name), bench, None)
+    for name, acf, first in ((in_words(BASELINE_ARM), None, baseline), (o0.name, o0, slow)):
+        again = readable(bench.repeat(acf), bench, None)
         if again != first:
             told.append(f"{_list(first)} then {_list(again)} on {name}")
     return ", ".join(told) or None
@@ -129,15 +134,18 @@ def _repeated(
     assert known.o0 is not None
     rule = decide.canary_o0(params.margin)
     scores = {None: first["baseline"], known.o0.acf: first["o0"]}
-    test = repetition.judge(bench, known.o0.acf, rule, scores, stopwatch)
-    answer = repetition.verdict(Check.CANARY, bench, known.o0.acf, test, numbers)
+    answer = repetition.judge(
+        Check.CANARY, bench, known.o0.acf, rule, scores, stopwatch, numbers, remedy=_BLIND
+    )
     if answer.status is not Status.PASS or known.o3 is None:
         return answer
     o3 = known.o3.acf
-    scores = {None: first["baseline"], o3: readable(bench.evaluate(o3, o3.name), bench, known.o3)}
+    scores = {None: first["baseline"], o3: readable(bench.evaluate(o3), bench, known.o3)}
     rule = decide.not_slower(params.tolerance)
-    test = repetition.judge(bench, o3, rule, scores, stopwatch)
-    last = repetition.verdict(Check.CANARY, bench, o3, test, {**numbers, "o0": answer.numbers})
+    so_far = {**numbers, "o0": answer.numbers}
+    last = repetition.judge(
+        Check.CANARY, bench, o3, rule, scores, stopwatch, so_far, remedy=OTHER_FLAGS
+    )
     return replace(
         last,
         message=f"{answer.message}; {last.message}",

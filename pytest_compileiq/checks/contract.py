@@ -19,15 +19,15 @@ def judge_objective(bench: ObjectiveBench, committed: Committed | None) -> Verdi
     acf = committed.acf if committed else None
     name = bench.objective.name
     numbers: dict[str, object] = {"objectives": bench.objectives}
-    baseline = readable(bench.evaluate(None, "the baseline"), bench, None, numbers)
+    baseline = readable(bench.evaluate(None), bench, None, numbers)
     numbers["baseline_scores"] = list(baseline)
     text = f"baseline {_list(baseline)}"
     if acf is not None:
-        scores = readable(bench.evaluate(acf, acf.name), bench, committed, numbers)
+        scores = readable(bench.evaluate(acf), bench, committed, numbers)
         numbers["acf_scores"] = list(scores)
         text += f", {acf.name} {_list(scores)}"
     damaged = acf.damaged() if acf is not None else nonsense()
-    answer = bench.evaluate(damaged, damaged.name)
+    answer = bench.evaluate(damaged)
     if answer.scores:
         raise CiqError(
             f"the objective gave {damaged.name}, which no ptxas takes, the score "

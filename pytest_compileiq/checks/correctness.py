@@ -58,10 +58,19 @@ def fault_of(
             reason=Reason.CRASHED,
         )
     try:
-        kernel.check()
+        answer = kernel.check()
+        if _is_no(answer):
+            raise AssertionError(f"check() returned {answer!r}")
     except (Exception, pytest.fail.Exception) as error:
         return _wrong(arm, when, _first_lines(error), plain=plain)
     return None
+
+
+def _is_no(answer: object) -> bool:
+    """Is it what ``allclose`` and ``==`` say of a difference? Whoever returns it means to fail."""
+    if "bool" in str(getattr(answer, "dtype", "")):  # of numpy or torch, one or many
+        return not answer.all()  # type: ignore[attr-defined]
+    return answer is False
 
 
 def _wrong(arm: Arm, when: str, said: str, *, plain: bool) -> CiqError:

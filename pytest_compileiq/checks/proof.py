@@ -17,6 +17,8 @@ from pytest_compileiq.toolchain.sidecar import Sidecar
 from pytest_compileiq.verdict import Reason
 
 _REDEFINED = "redefinition for option 'apply-controls'"
+#: What to do about a build of which nothing can be seen without a GPU.
+NO_CUBIN = "give Build.cubin, or run with --ciq-gpu=SPEC, where the kernel is timed"
 _RETUNE = "search for a new ACF with this ptxas and commit it"
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.marks import ResourcesParams
-from pytest_compileiq.subjects.kernel import Arm, Build, Workbench
+from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.toolchain import ptxas as _ptxas
 from pytest_compileiq.toolchain.sidecar import Committed
-from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict, in_words
 
 _COMPARED = ("registers", "spill_bytes")
 
@@ -26,14 +26,14 @@ def judge_kernel(
                 remedy="add ciq_beats_baseline(...) to the test, or acf= to ciq_resources",
             )
         baseline = build = proof.baseline_build(bench)
-        arm = "the baseline"
+        arm = BASELINE.name
     else:
         acf = committed.acf
         shown = proof.proven(bench, Arm(acf.name, acf), committed.sidecar)
         if shown.same_code is None:
             raise CiqError(
                 f"the build gives no cubin, so it is not known whether {acf.name} arrived",
-                remedy="give Build.cubin, or check the baseline alone, without an ACF",
+                remedy="give Build.cubin, or limit the baseline in a test that names no ACF",
             )
         proof.check_sidecar(acf, committed.sidecar, accept=accept)
         baseline, build, arm = shown.baseline, shown.build, acf.name
@@ -42,12 +42,12 @@ def judge_kernel(
         and bench.kernel.code_of(build) is None
     ):
         raise CiqError(
-            f"the build of {arm} gives no cubin, and constant memory is read from nothing else",
+            f"the build of {in_words(arm)} gives no cubin, and constant memory is read from nothing else",
             remedy="give Build.cubin, or leave max_constant_bytes= out",
             reason=Reason.UNFIT,
         )
     used = _report(bench, build, arm).as_numbers()
-    before = _report(bench, baseline, "the baseline").as_numbers()
+    before = _report(bench, baseline, BASELINE.name).as_numbers()
     numbers: dict[str, object] = {
         "arm": arm,
         "ptxas": proof.ptxas_of(bench, build),
@@ -70,7 +70,7 @@ def judge_kernel(
         ]
     if excess:
         raise CiqError(
-            f"{arm} needs {' and '.join(excess)}",
+            f"{in_words(arm)} needs {' and '.join(excess)}",
             remedy="look for another ACF, or raise the limit if the kernel has to grow",
             reason=Reason.SLOWER,
             numbers=numbers,
@@ -93,7 +93,7 @@ def _report(bench: Workbench, build: Build, arm: str) -> _ptxas.Resources:
     found = bench.kernel.resources_of(build)
     if found is None:
         raise CiqError(
-            f"the build of {arm} has no report of ptxas -v, so its resources are not known",
+            f"the build of {in_words(arm)} has no report of ptxas -v, so its resources are not known",
             looked_at=[f"Build.ptxas_log of {len(build.ptxas_log or '')} characters"],
             remedy="pass -v to ptxas and its output as Build.ptxas_log; a cache that skips "
             "ptxas also skips its report",

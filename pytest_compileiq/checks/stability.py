@@ -6,7 +6,7 @@ from pytest_compileiq.checks import proof, timing
 from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.marks import StabilityParams
 from pytest_compileiq.measure.samples import record_spread
-from pytest_compileiq.measure.spread import SpreadOutcome
+from pytest_compileiq.measure.spread import LAUNCHES, SpreadOutcome
 from pytest_compileiq.subjects.kernel import BASELINE, Workbench
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
@@ -17,12 +17,22 @@ _CURES = {
 }
 
 
-def not_timed(kernel: str, params: StabilityParams, why: str = "this run times nothing") -> Verdict:
+def not_timed(kernel: str, params: StabilityParams) -> Verdict:
+    return _not_judged(kernel, params, "this run times nothing")
+
+
+def of_objective(kernel: str, params: StabilityParams) -> Verdict:
+    remedy = "hand the kernel over, or drop ciq_max_cv"
+    return _not_judged(kernel, params, "an objective times itself", remedy)
+
+
+def _not_judged(kernel: str, params: StabilityParams, why: str, remedy: str = "") -> Verdict:
     return Verdict(
         check=Check.CV,
         kernel=kernel,
         status=Status.NOT_JUDGED,
         message=f"a CV limit of {params.percent:g} % is a question about timings, and {why}",
+        remedy=remedy,
         numbers={"limit_percent": params.percent},
     )
 
@@ -44,7 +54,9 @@ def judge_kernel(bench: Workbench, params: StabilityParams, stopwatch: Stopwatch
         remedy = _CURES[outcome.cause or "jitter"]
     elif outcome.status is Status.UNDECIDED:
         message += "; the true CV is too near to the limit for the budget"
-        remedy = "raise --ciq-budget, or move the limit"
+        remedy = "move the limit"
+        if outcome.launches < LAUNCHES:
+            remedy = f"raise --ciq-budget, or {remedy}"
     return Verdict(
         check=Check.CV,
         kernel=name,

@@ -14,6 +14,7 @@ from pytest_compileiq.gpu.clocks import ClockState
 from pytest_compileiq.gpu.identity import Gpu
 from pytest_compileiq.gpu.session import Held
 from pytest_compileiq.isolation import child
+from pytest_compileiq.isolation.messages import AGAINST
 from pytest_compileiq.measure import decide, spread, units
 from pytest_compileiq.measure.blocks import Pilot
 from pytest_compileiq.measure.decide import End, Outcome, Rule
@@ -160,7 +161,7 @@ class Stopwatch:
         timer, held = self._begin(), self.hold()
         arms = [BASELINE, *(claim.arm for claim in claims)]
         _require_right(bench, arms)
-        child.progress(" against ".join(arm.name for arm in arms), kernel=bench.kernel.name)
+        child.progress(AGAINST.join(arm.name for arm in arms), kernel=bench.kernel.name)
         builds = dict(zip(arms, bench.build(arms), strict=True))
         seed = self.new_seed()
         started: list[tuple[Comparison, Pilot, float]] = []

@@ -11,12 +11,15 @@ from pytest_compileiq.checks.timing import Claim, Measured, Stopwatch
 from pytest_compileiq.errors import AcfError, CiqError, ProofError
 from pytest_compileiq.marks import WinParams
 from pytest_compileiq.measure import decide
+from pytest_compileiq.measure.opaque import ratio
 from pytest_compileiq.subjects.kernel import Arm, Workbench
 from pytest_compileiq.subjects.objective import Evaluation, ObjectiveBench
 from pytest_compileiq.toolchain import sidecar as _sidecar
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+
+_SEARCH_OR_LOWER = "search again for this kernel, or lower min_speedup to a number you rely on"
 
 
 def judge_kernel(
@@ -45,7 +48,7 @@ def judge_kernel(
         "timed": False,
     }
     if stopwatch is not None:
-        minimum = minimum_ratio(params, committed, "speedup")
+        minimum = minimum_ratio(params, committed, "speedup", accept=accept)
         return _timed(bench, acf, minimum, shown.same_code, numbers, stopwatch)
     if shown.same_code is None:
         return Verdict(
@@ -53,6 +56,7 @@ def judge_kernel(
             kernel=bench.kernel.name,
             status=Status.NOT_JUDGED,
             message="the build gives no cubin, so neither arrival nor effect can be shown",
+            remedy=proof.NO_CUBIN,
             numbers=numbers,
         )
     return Verdict(
@@ -99,17 +103,21 @@ def told(acf: str, minimum: float, measured: Measured) -> tuple[str, str]:
         why, remedy = measured.why_undecided()
         return f"{acf}: {why}: {measured}{asked}", remedy
     if outcome.reason is Reason.NO_WIN:
-        at = "the baseline" if minimum == 1 else f"min_speedup={minimum:g}"
+        if minimum == 1:
+            return (
+                f"{acf}: no measurable difference from the baseline: {measured}",
+                "drop the ACF, or search again",
+            )
         return (
-            f"{acf}: no measurable difference from {at}: {measured}",
-            "drop the ACF, search again, or lower min_speedup to what you rely on",
+            f"{acf}: no measurable difference from min_speedup={minimum:g}: {measured}",
+            _SEARCH_OR_LOWER,
         )
     slow = outcome.speedup is not None and outcome.speedup < 1
     return (
         f"{acf} is slower than the baseline: {measured}{asked}"
         if slow
         else f"{acf} wins less than min_speedup={minimum:g}: {measured}",
-        "search again for this kernel and this GPU, or lower min_speedup to what you rely on",
+        _SEARCH_OR_LOWER,
     )
 
 
@@ -135,15 +143,11 @@ def judge_objective(
     """Compare deterministic scores exactly, and others by repetition where there is a GPU."""
     acf = committed.acf
     name = bench.objective.name
-    minimum = minimum_ratio(params, committed, "score_ratio")
+    minimum = minimum_ratio(params, committed, "score_ratio", accept=accept)
     # Two calls of each tell a deterministic score (spill bytes, a model's estimate) from a time.
-    calls = {
-        arm: [evaluate(config, arm) for evaluate in (bench.evaluate, bench.repeat)]
-        for arm, config in (("the baseline", None), (acf.name, acf))
-    }
     (base, base_again), (tuned, tuned_again) = (
-        [readable(evaluation, bench, known) for evaluation in pair]
-        for pair, known in zip(calls.values(), (None, committed), strict=True)
+        [readable(call(config), bench, known) for call in (bench.evaluate, bench.repeat)]
+        for config, known in ((None, None), (acf, committed))
     )
     proof.check_sidecar(acf, committed.sidecar, accept=accept)
     numbers: dict[str, object] = {
@@ -156,8 +160,10 @@ def judge_objective(
     }
     if not numbers["deterministic"] and stopwatch is not None:
         rule = decide.win(minimum)
-        test = repetition.judge(bench, acf, rule, {None: base, acf: tuned}, stopwatch)
-        return repetition.verdict(Check.WIN, bench, acf, test, numbers)
+        first = {None: base, acf: tuned}
+        return repetition.judge(
+            Check.WIN, bench, acf, rule, first, stopwatch, numbers, remedy=_SEARCH_OR_LOWER
+        )
     if not numbers["deterministic"]:
         return Verdict(
             check=Check.WIN,
@@ -197,7 +203,7 @@ def judge_objective(
     if worst < minimum:
         raise CiqError(
             f"{acf.name} wins by {worst:.4g}x, less than min_speedup={minimum:g}: {text}",
-            remedy="search again, or lower min_speedup to what you rely on",
+            remedy=_SEARCH_OR_LOWER,
             reason=Reason.SLOWER,
             numbers=numbers,
         )
@@ -226,15 +232,23 @@ def readable(
 
 
 def minimum_ratio(
-    params: WinParams, committed: Committed, recorded: Literal["speedup", "score_ratio"]
+    params: WinParams,
+    committed: Committed,
+    recorded: Literal["speedup", "score_ratio"],
+    *,
+    accept: bool,
 ) -> float:
     """``min_speedup`` as a ratio; "recorded" is half of the win that the sidecar records.
 
-    Half of the win is taken in log terms: 1.21 recorded asks for 1.10.
+    Half of the win is taken in log terms: 1.21 recorded asks for 1.10. With ``accept`` an ACF of
+    which no win is recorded has to win at all.
     """
     if not isinstance(params.min_speedup, str):
         return float(params.min_speedup)
-    win = getattr(committed.sidecar, recorded, None)
+    sidecar = committed.sidecar
+    win = getattr(sidecar, recorded, None)
+    if accept and (win is None or (sidecar and _sidecar.altered(committed.acf, sidecar))):
+        return 1.0
     if win is None:
         raise AcfError(
             f'min_speedup="recorded", but the sidecar of {committed.acf.name} records no '
@@ -244,21 +258,6 @@ def minimum_ratio(
             reason=Reason.UNFIT,
         )
     return math.sqrt(win)
-
-
-def ratio(before: float, after: float, problem_type: str) -> float:
-    """How many times better ``after`` is; above 1 is better, whichever way the scores run.
-
-    A score that falls to 0 is infinitely better, one that stays 0 is 1. Scores of different
-    sign have no ratio: better is infinite then, and worse is 0.
-    """
-    if problem_type == "max":
-        before, after = after, before
-    if before == after:
-        return 1.0
-    if before > 0 and after > 0:
-        return before / after
-    return math.inf if before > after else 0.0
 
 
 def _scores(scores: tuple[float, ...]) -> str:

@@ -12,6 +12,7 @@ import random
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,11 @@ def progress(arm: str, *, kernel: str | None = None, check: str | None = None) -
         _channel.send(Kind.PROGRESS, now.arm, now.kernel, now.check)
 
 
+def elapsed() -> float:
+    """Seconds since this isolated test has its process; 0 where it is not isolated."""
+    return 0.0 if _channel is None else time.monotonic() - _channel.began
+
+
 def keep(name: str, value: object) -> None:
     """Have a user property on the report even when this process dies before its end."""
     if _channel is not None and _channel.mine:
@@ -66,6 +72,7 @@ class Channel:
     def __init__(self, peer: socket.socket) -> None:
         self.progress = Progress()
         self.kept: list[tuple[str, object]] = []
+        self.began = time.monotonic()
         self._peer = peer
         self._pid = os.getpid()
         self._lock = threading.RLock()

@@ -15,8 +15,9 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
-from pytest_compileiq.isolation.messages import Progress
-from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+from pytest_compileiq import records
+from pytest_compileiq.isolation.messages import AGAINST, Progress
+from pytest_compileiq.verdict import BASELINE_ARM, Check, Reason, Status, Verdict
 
 #: Frames of pytest's own machinery, left out of the stacks that are shown.
 _MACHINERY = ("/_pytest/", "/pluggy/", "/pytest/__main__", "<frozen runpy>", "/pytest_compileiq/")
@@ -84,17 +85,30 @@ def verdict(crash: Crash, check: Check, kernel: str) -> Verdict:
 def one_record(item: pytest.Item, crash: Crash) -> Properties:
     """What was kept, and one verdict for the check that was running (``win`` when not known)."""
     check = Check(crash.progress.check) if crash.progress.check else Check.WIN
-    record = verdict(crash, check, item.name).to_record(item.nodeid)
-    return [*crash.kept, ("ciq", json.dumps(record))]
+    return [*crash.kept, carried(item, verdict(crash, check, item.name))]
+
+
+def carried(item: pytest.Item, answer: Verdict) -> tuple[str, object]:
+    """A verdict as the user property of a report."""
+    return records.VERDICT, json.dumps(answer.to_record(item.nodeid))
 
 
 def remedy_at(progress: Progress) -> str:
     """What to do about a crash or a hang there."""
-    if progress.arm == "baseline":
+    if not progress.arm:
+        return "no arm had been announced, so look at the test's own code and fixtures"
+    if progress.arm == BASELINE_ARM:
         return "the kernel itself is at fault, since no ACF was applied"
-    if progress.arm:
-        return f"do not ship {progress.arm}: search again, or remove it"
-    return "no arm had been announced, so look at the test's own code and fixtures"
+    if progress.check == Check.CANARY:
+        return (
+            "a canary's ACFs are no one's to ship: give it another o0= or o3=, or mend the kernel"
+        )
+    both, _, tuned = progress.arm.rpartition(AGAINST)
+    if both:
+        return f"both ran in turns: if the kernel dies without {tuned}, too, mend it; else search again"
+    if tuned.endswith(".acf"):
+        return f"do not ship {tuned}: search again, or remove it"
+    return f"look at what {tuned} does: it is no ACF that you ship"
 
 
 def longrepr(item: pytest.Item, crash: Crash) -> ExceptionChainRepr:

@@ -25,6 +25,8 @@ from typing import Any
 #: Bytes up to which a message goes inline. The kernel takes about 200 KB in one message.
 INLINE = 1 << 15
 _MAX_FDS = 4
+#: Between the names of arms that are launched in turns.
+AGAINST = " against "
 
 
 class Kind(StrEnum):

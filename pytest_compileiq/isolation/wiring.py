@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 from pytest_compileiq import marks as _marks
+from pytest_compileiq import records
 from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.isolation import child, crash, parent
 from pytest_compileiq.isolation.attempt import EnvironmentFor
@@ -95,8 +96,9 @@ class LateRequests:
 
 def crash_properties(item: pytest.Item, died: Crash) -> Properties:
     """A record for every check that the test asked for: answered, crashed, or not judged."""
-    records = [json.loads(str(value)) for name, value in died.kept if name == "ciq"]
-    answered = {record["check"] for record in records}
+    answered = {
+        json.loads(str(value))["check"] for name, value in died.kept if name == records.VERDICT
+    }
     try:
         marks = list(_marks.marks_of(item))
     except SettingsError:
@@ -119,5 +121,4 @@ def crash_properties(item: pytest.Item, died: Crash) -> Properties:
         for check in open_checks
         if check != running
     ]
-    made = [("ciq", json.dumps(verdict.to_record(item.nodeid))) for verdict in verdicts]
-    return [*died.kept, *made]
+    return [*died.kept, *(crash.carried(item, verdict) for verdict in verdicts)]

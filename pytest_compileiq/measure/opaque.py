@@ -177,14 +177,7 @@ class OpaqueTest:
         return [told[index] for who, told in self._good[skip:] if who is side]
 
     def _speedup(self, base: float, candidate: float) -> float:
-        """How many times better the candidate is. Infinite or 0 where there is no ratio."""
-        if self.problem_type == "max":
-            base, candidate = candidate, base
-        if base == candidate:
-            return 1.0
-        if base > 0 and candidate > 0:
-            return base / candidate
-        return math.inf if base > candidate else 0.0
+        return ratio(base, candidate, self.problem_type)
 
     def _end_stage_2(self) -> None:
         sides = [self._column(index, side) for index in range(len(self.rules)) for side in Side]
@@ -290,6 +283,24 @@ class OpaqueTest:
             blame=blame,
         )
         return self.outcome
+
+
+def ratio(before: float, after: float, problem_type: str) -> float:
+    """How many times better ``after`` is; above 1 is better, whichever way the scores run.
+
+    A score that falls to 0 is infinitely better, one that stays 0 is 1. Scores below 0 are
+    negated ones of the other kind, as a throughput that is minimised: -100 to -101 is 1.01. Scores
+    of different sign have no ratio: better is infinite then, and worse is 0.
+    """
+    if problem_type == "max":
+        before, after = after, before
+    if before == after:
+        return 1.0
+    if before > 0 and after > 0:
+        return before / after
+    if before < 0 and after < 0:
+        return after / before
+    return math.inf if before > after else 0.0
 
 
 def _geometric_mean(scores: list[float]) -> float:

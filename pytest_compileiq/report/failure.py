@@ -1,4 +1,4 @@
-"""A negative verdict for people: what, with its numbers, what was looked at, what to do."""
+"""A verdict that is no pass, for people: what, with its numbers, what was looked at, what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLACES = 6
 def explain(verdict: Verdict) -> str:
     """At most eight lines, the remedy last."""
     told = " ".join(verdict.message.split())
-    lines = [f"{verdict.check} of {verdict.kernel}: {verdict.reason}: {told}"]
+    lines = [f"{verdict.check} of {verdict.kernel}: {verdict.reason or verdict.status}: {told}"]
     looked_at = verdict.numbers.get("looked_at")
     if isinstance(looked_at, list) and looked_at:
         shown = looked_at if len(looked_at) <= _PLACES else looked_at[: _PLACES - 1]

@@ -16,6 +16,7 @@ from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import Resources, parse_resources
+from pytest_compileiq.verdict import BASELINE_ARM
 
 #: Enqueues one launch on the current CUDA stream and does not wait for it.
 Launch = Callable[[], None]
@@ -67,7 +68,7 @@ class Arm:
     flags: tuple[str, ...] = ()
 
 
-BASELINE = Arm("baseline")
+BASELINE = Arm(BASELINE_ARM)
 
 
 class Kernel:
@@ -77,9 +78,9 @@ class Kernel:
     not apply any ACF when it gets None. ``entry`` names the entry function when the cubin has
     several.
 
-    For a GPU: ``check()`` raises when the results of the last launch are wrong, ``outputs`` are
-    the buffers that a launch writes, filled with NaN before each check, and ``place(random)``
-    returns copies of the working buffers at new addresses, for ``Build.load``.
+    For a GPU: ``check()`` raises, or returns False, when the results of the last launch are wrong;
+    ``outputs`` are the buffers that a launch writes, filled with NaN before each check, and
+    ``place(random)`` returns copies of the working buffers at new addresses, for ``Build.load``.
     """
 
     #: Whether ``build_all`` honours ``Arm.flags``, so that raw -O0 and -O3 can be asked for.

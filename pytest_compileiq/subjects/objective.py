@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pytest_compileiq.isolation import child, contain, probes
 from pytest_compileiq.toolchain.acf import Acf
-from pytest_compileiq.verdict import Reason
+from pytest_compileiq.verdict import BASELINE_ARM, Reason, in_words
 
 INVALID = "*"
+#: Of what is left of an isolated test: the part that a call may take.
+_OF_TEST = 0.95
 
 
 class Objective:
@@ -211,16 +214,35 @@ class ObjectiveBench:
         self.objectives = objectives
         self.ptxas = ptxas  # the version of the session's ptxas, where there is one
         self.timeout = timeout
+        self.longest = 0.0  # seconds of the longest call so far
         self._first: dict[str, Evaluation] = {}
 
-    def evaluate(self, acf: Acf | None, arm: str) -> Evaluation:
+    def seconds_left(self) -> float:
+        """How long a call may take now.
+
+        An isolated test is killed as a whole after the time limit. Its calls end before that, so
+        that it is the call which is ended and named.
+        """
+        if not child.inside():
+            return self.timeout
+        return _OF_TEST * (self.timeout - child.elapsed())
+
+    def evaluate(self, acf: Acf | None) -> Evaluation:
         key = "" if acf is None else acf.sha256
         if key not in self._first:
-            self._first[key] = self.repeat(acf, arm)
+            self._first[key] = self.repeat(acf)
         return self._first[key]
 
-    def repeat(self, acf: Acf | None, arm: str) -> Evaluation:
+    def repeat(self, acf: Acf | None) -> Evaluation:
+        arm = BASELINE_ARM if acf is None else acf.name
         child.progress(arm, kernel=self.objective.name)
-        return evaluate(
-            self.objective, acf, objectives=self.objectives, timeout=self.timeout, arm=arm
+        began = time.monotonic()
+        answer = evaluate(
+            self.objective,
+            acf,
+            objectives=self.objectives,
+            timeout=self.seconds_left(),
+            arm=in_words(arm),
         )
+        self.longest = max(self.longest, time.monotonic() - began)
+        return answer

@@ -84,6 +84,24 @@ def test_a_wrong_baseline_is_the_tests_own_fault(assembler: Assembler) -> None:
     assert "not the ACF's doing" in fault.remedy
 
 
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (False, False), (np.False_, False), (np.array([True, False]), False),
+        (None, True), (True, True), (np.True_, True), (np.array([True, True]), True), (0, True),
+    ],
+)  # fmt: skip
+def test_a_check_that_returns_false(assembler: Assembler, answer: object, right: bool) -> None:
+    """``check=lambda: np.allclose(out, ref)`` raises nothing; 0 may be a number of differences."""
+    doubler = Doubler(assembler)
+    doubler.bench.kernel.check = lambda: answer
+    fault = results.fault_of(doubler.bench, BEST)
+    assert (fault is None) == right
+    if fault is not None:
+        assert fault.reason is Reason.WRONG_RESULT
+        assert "check() returned" in fault.what
+
+
 def test_raw_flags_are_no_baseline(assembler: Assembler) -> None:
     doubler = Doubler(assembler, plain=lambda: None)
     fault = correctness.fault_of(doubler.bench, Arm("raw -O0", flags=("-O0",)))

@@ -85,6 +85,15 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (WIN, {"problem": "max", "best": "120"}, None, "120 with best.acf"),
         (WIN, {"best": "0"}, None, "0 with best.acf"),
         (WIN, {"baseline": "0", "best": "0"}, "no-win", "wins nothing"),
+        (WIN, {"baseline": "-100", "best": "-101"}, None, ""),  # a throughput, negated
+        (WIN, {"baseline": "-100", "best": "-99"}, "slower", "is worse than the baseline"),
+        (
+            ("ciq_beats_baseline(min_speedup=1.5)",),
+            {"baseline": "-100", "best": "-101"},
+            "slower",
+            "wins by 1.01x, less than min_speedup=1.5",
+        ),
+        (CANARY, {"baseline": "-100", "worst": "-99"}, "no-effect", "no score worse by 1.05x"),
         (WIN, {"best": "1 / 0"}, "crashed", "ZeroDivisionError"),
         (("ciq_beats_baseline(min_speedup=1.25)",), {}, None, ""),
         (("ciq_beats_baseline(min_speedup=1.26)",), {}, "slower", "wins by 1.25x, less than"),

@@ -286,3 +286,46 @@ def test_a_hook_that_gives_no_time(run: Run, tmp_path: Path) -> None:
     session, (record,) = run(WIN.format(minimum=1.0, speedup=1.05))
     assert record["status"] == "fail", session.text()
     assert "pytest_ciq_time_block returned None" in record["message"]
+
+
+def test_a_slow_noisy_objective_ends_before_its_process_is_killed(run: Run) -> None:
+    """Two checks repeat one after the other, within the one limit of an isolated test."""
+    source = """
+import os, random
+def objective(config):
+    if config and config != open("best.acf", "rb").read().hex():
+        return "*"
+    time.sleep(0.2)
+    return random.Random(os.urandom(4)).gauss(1, 0.01)
+
+@pytest.mark.ciq_canary(o0="best.acf")
+@pytest.mark.ciq_beats_baseline("best.acf")
+def test_it(ciq):
+    try:
+        ciq.assert_canary(objective, o0="best.acf", margin=1)
+    except pytest.skip.Exception:
+        pass
+    ciq.assert_beats_baseline(objective, "best.acf")
+"""
+    session, records = run(source, "--ciq-timeout=12")
+    assert [record["reason"] for record in records] == ["undecided"] * 2, session.text()
+    assert "1 skipped" in session.text()
+    assert "than time allows" in records[1]["message"]
+
+
+def test_an_isolated_objective_that_hangs_is_ended_alone(run: Run) -> None:
+    """The call ends before its test has to: what is set up is torn down, and the ACF is named."""
+    source = """
+@pytest.fixture
+def torn_down():
+    yield
+    said("down")
+
+@pytest.mark.ciq_beats_baseline("best.acf")
+def test_it(torn_down, ciq):
+    ciq.check(lambda config: time.sleep(60) if config else 1)
+"""
+    session, (record,) = run(source, "--ciq-timeout=4")
+    assert (record["status"], record["reason"]) == ("fail", "hung"), session.text()
+    assert re.search(r"did not return within 3\.\d+ s on best.acf", record["message"])
+    assert session.pid_of("down")
