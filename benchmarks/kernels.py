@@ -7,7 +7,7 @@ torch and Triton are imported by the functions that need them. Every function re
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -16,7 +16,7 @@ from pytest_compileiq import Build, Kernel
 from pytest_compileiq.gpu import stream
 from pytest_compileiq.measure.timer import Pair
 from pytest_compileiq.measure.units import Side
-from pytest_compileiq.subjects import launcher
+from pytest_compileiq.subjects import placing
 from pytest_compileiq.subjects.launcher import Loaded
 
 #: out[i] = 2 in[i] for all i, by as many blocks as run at once; then each thread idles for
@@ -101,22 +101,16 @@ class Idle:
             name=f"idle {bytes_ >> 10} KiB",
             check=lambda: torch.testing.assert_close(self.target, 2 * self.source),
             outputs=[self.target],
-            place=lambda random: launcher.place(self._args, random),
+            place=lambda random: placing.place(self._args, random),
         )
 
     def build(self, cycles: int) -> Build:
         """The kernel with so many idle cycles at its end."""
 
-        def load(placed: launcher.Placed) -> Callable[[], None]:
-            loaded = Loaded(*self._what)
-            args = loaded.prepare((*placed.args, cycles))
+        def load(args: Sequence[Any]) -> Callable[[], None]:
+            return Loaded(*self._what).bind((*args, cycles))
 
-            def launch(_keep: launcher.Placed = placed) -> None:
-                loaded.launch_prepared(args)
-
-            return launch
-
-        own = functools.cache(lambda: load(launcher.Placed(self._args, None)))
+        own = functools.cache(lambda: load(self._args))
         return Build(self._what[0], launch=lambda: own()(), load=load)
 
     def pair(self, base: int, candidate: int) -> Pair:

@@ -15,7 +15,7 @@ from pytest_compileiq.toolchain.assembler import Assembler, Job
 from pytest_compileiq.toolchain.ptxas import Assembled
 
 if TYPE_CHECKING:
-    from pytest_compileiq.subjects.launcher import Dimensions, Loaded, Placed
+    from pytest_compileiq.subjects.launcher import Dimensions, Loaded
 
 
 class _Launches:
@@ -39,14 +39,8 @@ class _Launches:
             self._own = self._loaded()
         self._own.launch(self._args)
 
-    def load(self, placed: Placed) -> Launch:
-        loaded = self._loaded()
-        args = loaded.prepare(placed.args)
-
-        def launch(_keep: Placed = placed) -> None:  # the copies live as long as the launch
-            loaded.launch_prepared(args)
-
-        return launch
+    def load(self, args: Sequence[Any]) -> Launch:
+        return self._loaded().bind(args)
 
     def _loaded(self) -> Loaded:
         from pytest_compileiq.subjects.launcher import Loaded
@@ -168,9 +162,9 @@ class PtxKernel(Kernel):
         return Build(answer.cubin, answer.log, launches.launch, launches.load)
 
     def _copy(self, random: Random) -> Any:
-        from pytest_compileiq.subjects import launcher
+        from pytest_compileiq.subjects import placing
 
-        return launcher.place(self._args, random)
+        return placing.place(self._args, random)
 
     def _assemble_one(self, acf: Path | None) -> Build:
         """``build`` for people who call it themselves, outside a test session."""

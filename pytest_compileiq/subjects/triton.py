@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pytest_compileiq.errors import CiqError, SettingsError
 from pytest_compileiq.isolation import child
-from pytest_compileiq.subjects import placing, triton_call
+from pytest_compileiq.subjects import triton_call
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Kernel, Launch
 from pytest_compileiq.subjects.triton_call import Call, Compiled, Grid
 from pytest_compileiq.toolchain import caches
@@ -204,8 +204,10 @@ class TritonKernel(Kernel):
         return any(getattr(device, "type", None) == "cuda" for device in devices)
 
     def _moved(self, random: Random) -> list[Any]:
+        from pytest_compileiq.subjects import placing
+
         call, _ = self._call(None)
-        return placing.moved(call.values, random)
+        return placing.place(call.values, random)
 
 
 def _name_of(fn: Any) -> str:
