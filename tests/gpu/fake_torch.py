@@ -1,12 +1,13 @@
-"""A stand-in for torch's tensors whose device memory is the host's: as much as a seat needs."""
+"""A stand-in for torch's tensors whose device memory is the host's: as much as tests of ours need."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from types import SimpleNamespace
 from typing import Any
 
-uint8, half = 1, 2  # dtypes: the bytes of an element
+uint8, half, float32 = 1, 2, 4  # dtypes: the bytes of an element
 version = SimpleNamespace(cuda=None)
 
 
@@ -43,6 +44,12 @@ class Tensor:
     def data_ptr(self) -> int:
         return self._storage.data_ptr() + self._offset * self.dtype
 
+    def numel(self) -> int:
+        return math.prod(self._size)
+
+    def is_contiguous(self) -> bool:
+        return len(self._stride) == 1
+
     def size(self) -> Any:
         return self._size
 
@@ -52,6 +59,15 @@ class Tensor:
 
 def empty(size: int, dtype: int, device: str) -> Tensor:
     return Tensor(size, dtype, device)
+
+
+def rand(*shape: int, device: str) -> Tensor:
+    """Nothing computes with it: a row of zeros."""
+    return empty(math.prod(shape), float32, device)
+
+
+def empty_like(tensor: Tensor) -> Tensor:
+    return empty(tensor.numel(), tensor.dtype, tensor.device)
 
 
 class Wrapped:
