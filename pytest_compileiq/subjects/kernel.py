@@ -16,6 +16,7 @@ from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import Resources, parse_resources
+from pytest_compileiq.verdict import one_line
 
 #: Enqueues one launch on the current CUDA stream and does not wait for it.
 Launch = Callable[[], None]
@@ -96,7 +97,7 @@ class Kernel:
         place: Callable[[Random], Any] | None = None,
     ) -> None:
         self._build = build
-        self.name = str(name or getattr(build, "__name__", type(build).__name__))
+        self.name = one_line(name or getattr(build, "__name__", type(build).__name__))
         self.entry = entry
         self.check = check
         self.outputs = tuple(outputs)

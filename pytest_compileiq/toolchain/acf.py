@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from pytest_compileiq.errors import AcfError, CiqError
 from pytest_compileiq.files import read_plain
+from pytest_compileiq.verdict import one_line
 
 _LFS = b"version https://git-lfs.github.com/spec"
 _RETUNE = "restore the file from version control, or search for a new one and commit it"
@@ -31,7 +32,7 @@ class Acf:
 
     @property
     def name(self) -> str:
-        return self.source.name
+        return one_line(self.source.name)
 
     @property
     def hex(self) -> str:
