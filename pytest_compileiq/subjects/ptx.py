@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_compileiq.errors import CiqError, SettingsError
+from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
 from pytest_compileiq.files import read_plain
 from pytest_compileiq.subjects.kernel import Arm, Build, Kernel, Launch
 from pytest_compileiq.toolchain import ptx as _ptx
@@ -148,9 +148,23 @@ class PtxKernel(Kernel):
         text = self.text(folder)
         jobs = [Job(text, self._arch, arm.acf, arm.flags) for arm in arms]
         return [
-            answer if isinstance(answer, CiqError) else self._built(answer)
+            answer if isinstance(answer, CiqError) else self._checked(answer, assembler)
             for answer in assembler.run_all(jobs)
         ]
+
+    def _checked(self, answer: Assembled, assembler: Assembler) -> Build | CiqError:
+        build = self._built(answer)
+        try:
+            other = None if build.code is None else assembler.other(build.code)
+        except CiqError as error:
+            return error
+        if other is None:
+            return build
+        ptxas = assembler.ptxas()
+        return ToolchainError(
+            f"{ptxas.path} says that it is ptxas {ptxas}, and another one has made the code: {other}",
+            remedy="name that program itself with --ciq-ptxas, and not a wrapper around another one",
+        )
 
     def _built(self, answer: Assembled) -> Build:
         if self._grid is None or self._block is None:
