@@ -89,7 +89,7 @@ class PtxKernel(Kernel):
         self._arch = arch
         stem = entry or "ptx" if self._path is None else self._path.stem
         super().__init__(
-            self._assemble_one,
+            self._build_alone,
             name=name or stem,
             entry=entry,
             check=check,
@@ -179,17 +179,3 @@ class PtxKernel(Kernel):
         from pytest_compileiq.subjects import placing
 
         return placing.place(self._args, random)
-
-    def _assemble_one(self, acf: Path | None) -> Build:
-        """``build`` for people who call it themselves, outside a test session."""
-        from pytest_compileiq.toolchain.acf import load
-
-        assembler = Assembler()
-        arm = Arm("acf", load(acf)) if acf is not None else Arm("baseline")
-        try:
-            answer = self.build_all([arm], assembler, Path.cwd())[0]
-        finally:
-            assembler.close()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer

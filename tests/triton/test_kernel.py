@@ -253,6 +253,14 @@ def test_launches_and_new_seats(gpu: FakeGpu, assembler: Assembler, best: Acf) -
     assert Path(gpu.folder) == assembler.staging.folder / "triton-host"
 
 
+def test_an_interpreted_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreted = triton.jit(kernels.waves.fn)
+    kernel = TritonKernel(interpreted, grid=(1,), args=("*fp32", 4096), arch="sm_90a")
+    with pytest.raises(SettingsError, match="unset TRITON_INTERPRET"):
+        kernel.build(None)
+
+
 def test_an_arch_that_is_not_that_of_the_gpu(gpu: FakeGpu, assembler: Assembler) -> None:
     with pytest.raises(CiqError, match="is for sm_100a, and its tensors are on a GPU of sm_90a"):
         answer(waves(args=(FakeTensor(), 4096), arch="sm_100a"), assembler)
