@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ from pytest_compileiq.gpu import stream
 from pytest_compileiq.measure.timer import Pair
 from pytest_compileiq.measure.units import Side
 from pytest_compileiq.selfcheck import COPY_PTX
-from pytest_compileiq.subjects import launcher
+from pytest_compileiq.subjects import placing
 from pytest_compileiq.subjects.kernel import BASELINE
 from pytest_compileiq.subjects.launcher import Loaded
 from pytest_compileiq.toolchain.assembler import Assembler, Job
@@ -49,22 +49,16 @@ class Idle:
             name=f"idle {bytes_ >> 10} KiB",
             check=lambda: torch.testing.assert_close(self.target, 2 * self.source),
             outputs=[self.target],
-            place=lambda random: launcher.place(self._args, random),
+            place=lambda random: placing.place(self._args, random),
         )
 
     def build(self, cycles: int) -> Build:
         """The kernel with so many idle cycles at its end."""
 
-        def load(placed: launcher.Placed) -> Callable[[], None]:
-            loaded = Loaded(*self._what)
-            args = loaded.prepare((*placed.args, cycles))
+        def load(args: Sequence[Any]) -> Callable[[], None]:
+            return Loaded(*self._what).bind((*args, cycles))
 
-            def launch(_keep: launcher.Placed = placed) -> None:
-                loaded.launch_prepared(args)
-
-            return launch
-
-        own = functools.cache(lambda: load(launcher.Placed(self._args, None)))
+        own = functools.cache(lambda: load(self._args))
         return Build(self._what[0], launch=lambda: own()(), load=load)
 
     def pair(self, base: int, candidate: int) -> Pair:

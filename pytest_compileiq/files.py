@@ -1,4 +1,4 @@
-"""Write a file in one step, so that no reader and no interruption ever sees half of it."""
+"""Files of the user: read with care, and written so that nobody ever sees half of one."""
 
 from __future__ import annotations
 
@@ -10,19 +10,37 @@ from pathlib import Path
 LARGEST = 64 * 2**20
 
 
+_LFS = b"version https://git-lfs.github.com/spec"
+
+
+class LfsPointerError(OSError):
+    """git-lfs left its pointer in the place of the file."""
+
+
 def read_plain(path: Path) -> bytes:
     """The content of a regular file. Raises OSError for a pipe, a device or a huge file.
 
     A pipe would block for ever and a device never end, so the kind is looked at first.
     """
-    stat = path.stat()
+    try:
+        stat = path.stat()
+    except ValueError as error:  # a NUL in the path
+        raise OSError(22, str(error)) from None
     if os.path.isdir(path):
         raise IsADirectoryError(21, "it is a folder")
     if not os.path.isfile(path):
         raise OSError(22, "it is not a regular file")
     if stat.st_size > LARGEST:
         raise OSError(27, f"it has {stat.st_size} bytes, more than any ACF or PTX")
-    return path.read_bytes()
+    return no_pointer(path.read_bytes())
+
+
+def no_pointer(content: bytes) -> bytes:
+    """The content itself. Raises LfsPointerError where it is git-lfs's."""
+    if content.startswith(_LFS):
+        said = f"it is a git-lfs pointer of {len(content)} bytes; run `git lfs pull`"
+        raise LfsPointerError(22, said)
+    return content
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

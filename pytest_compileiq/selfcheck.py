@@ -30,7 +30,7 @@ from pytest_compileiq.measure.samples import comparison_of, record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Comparison, Side
 from pytest_compileiq.replay import read
-from pytest_compileiq.subjects import launcher
+from pytest_compileiq.subjects import launcher, placing
 from pytest_compileiq.subjects.kernel import Build, Kernel, Launch
 
 SCHEMA = 1
@@ -108,20 +108,14 @@ def own_pairs(mebibytes: Sequence[int] = (128, 2)) -> dict[str, Pair]:
             buffer.fill(0, stream=where)
         args = (*buffers, bytes_ // 4, 0)
 
-        def load(placed: launcher.Placed) -> Launch:
-            loaded = launcher.Loaded(cubin, "copy", blocks, 1024)
-            prepared = loaded.prepare(placed.args)
-
-            def launch(_keep: launcher.Placed = placed) -> None:
-                loaded.launch_prepared(prepared)
-
-            return launch
+        def load(args: Sequence[Any]) -> Launch:
+            return launcher.Loaded(cubin, "copy", blocks, 1024).bind(args)
 
         build = Build(cubin, load=load)
         kernel = Kernel(
             lambda acf: build,
             name=name,
-            place=lambda random: launcher.place(args, random),
+            place=lambda random: placing.place(args, random),
         )
         return Pair(kernel, {Side.BASE: build, Side.CANDIDATE: build})
 

@@ -94,15 +94,23 @@ class Verdict:
             "reason": None if self.reason is None else self.reason.value,
             "message": self.message,
             "remedy": self.remedy,
-            "numbers": _plain(dict(self.numbers)),
-            "samples": _plain(list(self.samples)),
+            "numbers": plain(dict(self.numbers)),
+            "samples": plain(list(self.samples)),
         }
 
 
-def _plain(value: object) -> object:
-    """``value`` with infinity and NaN, which JSON does not have, as None."""
+def one_line(text: object) -> str:
+    """A text on one line; what moves a cursor, or what XML does not allow, as its escape."""
+    words = " ".join(str(text).split())
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in words
+    )
+
+
+def plain(value: object) -> object:
+    """``value`` with keys that are strings, and infinity and NaN, which JSON lacks, as None."""
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

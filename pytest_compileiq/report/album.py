@@ -12,6 +12,8 @@ from typing import Any
 from pytest_compileiq.report import plots
 from pytest_compileiq.report.figures import Record
 
+_OVERVIEW = "overview.png"
+
 
 class Album:
     """The pictures of one run in one folder, made when it does not exist."""
@@ -32,17 +34,18 @@ class Album:
             if own:
                 path = self.folder / self._name(kernel, own[0]["nodeid"])
                 self.folder.mkdir(parents=True, exist_ok=True)
-                plots.picture(kernel, own).savefig(path, dpi=plots.DPI)
+                plots.save(plots.picture(kernel, own), path)
                 paths.append(path)
         return paths
 
     def _name(self, kernel: str, nodeid: str) -> str:
         """A file name from the kernel's, with a hash where several would have the same."""
         plain = re.sub(r"[^\w.=+-]+", "_", kernel).strip("._") or "kernel"
-        name = f"{plain[:80]}.png"
-        if len(plain) > 80 or self.drawn.get(name, (nodeid, kernel)) != (nodeid, kernel):
-            mark = hashlib.sha256(f"{nodeid}\n{kernel}".encode()).hexdigest()[:8]
-            name = f"{plain[:80]}-{mark}.png"
+        name = f"{plain[:60]}.png"  # of four bytes a letter at most, and 255 are allowed
+        taken = name == _OVERVIEW or self.drawn.get(name, (nodeid, kernel)) != (nodeid, kernel)
+        if len(plain) > 60 or taken:
+            mark = hashlib.sha256(ascii((nodeid, kernel)).encode()).hexdigest()[:8]
+            name = f"{plain[:60]}-{mark}.png"
         self.drawn[name] = (nodeid, kernel)
         return name
 
@@ -66,6 +69,6 @@ class Album:
         if figure is None:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "overview.png"
-        figure.savefig(path, dpi=plots.DPI)
+        path = self.folder / _OVERVIEW
+        plots.save(figure, path)
         return path

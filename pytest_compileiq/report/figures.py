@@ -133,9 +133,12 @@ def _bound(ratio: float | None) -> str:
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an int that no float holds
+        return None
 
 
 def _whole(value: float | None) -> int | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_compileiq.report import figures as _figures
 from pytest_compileiq.report.figures import Record
+from pytest_compileiq.verdict import one_line
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 #: GitHub drops a step's summary that is larger than 1 MiB, whole.
@@ -77,4 +78,4 @@ def _reason(record: Record, name: str) -> str:
 
 def escaped(text: object) -> str:
     """Text as it is, on one line: no markup, no HTML, no mention and no end of the cell."""
-    return " ".join(str(text).split()).translate(_SPECIAL).translate(_HTML)
+    return one_line(text).translate(_SPECIAL).translate(_HTML)

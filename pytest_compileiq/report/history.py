@@ -72,13 +72,15 @@ def main(arguments: Sequence[str]) -> int:
     print(table(entries), end="")
     try:
         if given.plot is not None:
-            figure(entries).savefig(given.plot, dpi=100)
+            from pytest_compileiq.report import plots
+
+            plots.save(figure(entries), given.plot)
         if given.json is not None:
             write_whole(given.json, json.dumps(benchmark(entries), indent=1) + "\n")
     except ModuleNotFoundError as error:
         print(f"history: {error}\n  to do: pip install 'pytest-compileiq[plots]'", file=sys.stderr)
         return 1
-    except OSError as error:
+    except (OSError, ValueError) as error:  # such as a picture of more pixels than there can be
         print(f"history: {error}", file=sys.stderr)
         return 1
     return bad
@@ -102,7 +104,14 @@ def read(path: Path) -> list[Entry]:
         return list(_entries(report, path))
     except NotAReportError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise NotAReportError(
             f"it is no report of --ciq-json ({type(error).__name__}: {error})"
         ) from None
@@ -191,7 +200,7 @@ def figure(entries: Sequence[Entry]) -> Figure:
 
 
 def _panel(axes: Any, kernel: str, own: Sequence[Entry]) -> None:
-    from pytest_compileiq.report.plots import STATUS
+    from pytest_compileiq.report.plots import STATUS, shown
 
     dates = [entry.date for entry in own]
     middles = [entry.figures.speedup for entry in own]
@@ -205,7 +214,7 @@ def _panel(axes: Any, kernel: str, own: Sequence[Entry]) -> None:
             axes.plot([date, date], ends, color=colour, linewidth=2)
         x, y = [date for date, _ in some], [found.speedup for _, found in some]
         axes.plot(x, y, linestyle="", marker=marker, color=colour, label=status)
-    axes.set_title(kernel if len(kernel) <= 90 else f"{kernel[:89]}…", fontsize=10)
+    axes.set_title(shown(kernel, 90), fontsize=10)
     axes.set_ylabel("speed-up, ×", fontsize=9)
     axes.grid(alpha=0.3)
     axes.tick_params(labelsize=9)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_compileiq.files import write_whole
+from pytest_compileiq.verdict import plain
 
 SCHEMA = 1
 _PACKAGES = (
@@ -97,4 +98,4 @@ def as_text(
 
 def _dump(value: object) -> str:
     # What a hook of a third party answered may be of any type: its text is better than no file.
-    return json.dumps(value, allow_nan=False, default=str)
+    return json.dumps(plain(value), allow_nan=False, default=str)

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.report import ncu_csv
-from pytest_compileiq.subjects.kernel import BASELINE, Arm, Workbench
+from pytest_compileiq.subjects.kernel import Arm, Workbench
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.verdict import Check, Reason, Verdict
 
@@ -103,14 +104,14 @@ class Ncu:
     def launch_arms(self, bench: Workbench, acf: Acf) -> None:
         """Under Nsight Compute: launch the baseline, then the ACF's build, once each.
 
-        ``launch`` may load the module lazily, so each has run before the profiler looks. Raises
-        CiqError where there is no launch.
+        ``launch`` may load the module lazily, so each has run before the profiler looks. Both are
+        built anew in this process, so arrival and effect are proven anew. Raises CiqError.
         """
-        builds = bench.build([BASELINE, Arm(acf.name, acf)])
+        shown = proof.proven(bench, Arm(acf.name, acf))
+        if shown.same_code:
+            raise NcuError(f"{bench.kernel.name}: under Nsight Compute both arms are one code")
         launches = []
-        for build in builds:
-            if isinstance(build, Exception):
-                raise build
+        for build in (shown.baseline, shown.build):
             if build.launch is None:
                 raise NcuError(f"{bench.kernel.name}: its Build has no launch")
             launches.append(build.launch)
@@ -209,7 +210,8 @@ def _paired(text: str, said: str) -> list[dict[str, object]]:
     half = len(launches) // 2
     if not launches or len(launches) % 2:
         whole = f"{text}\n{said}".splitlines()
-        errors = [line.strip() for line in whole if line.startswith(("==ERROR==", "E  ", "ERROR"))]
+        marks = ("==ERROR==", "E  ", "ERROR")
+        errors = [line.removeprefix("E").strip() for line in whole if line.startswith(marks)]
         last = errors[0] if errors else next((line for line in reversed(whole) if line.strip()), "")
         raise NcuError(
             f"Nsight Compute saw {len(launches)} launches, which is not one of each arm: {last}",

@@ -7,8 +7,10 @@ colours are Okabe and Ito's, told apart by the colour-blind, and each has a mark
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -82,7 +84,7 @@ def picture(kernel: str, records: Sequence[Record]) -> Figure:
     clocked = [one for one in tracks if one is not None and one.mhz]
     rows = len(samples) + bool(clocked)
     figure = Figure(figsize=(_WIDE, 0.5 + 2.6 * rows), layout="constrained")
-    figure.suptitle(_short(kernel, 90), fontsize=12)
+    figure.suptitle(shown(kernel, 90), fontsize=12)
     grid = figure.add_gridspec(rows, 2)
     for row, ((record, sample), one) in enumerate(zip(samples, tracks, strict=True)):
         if one is not None:
@@ -101,7 +103,7 @@ def _title(axes: Axes, record: Record, name: str = "") -> None:
     verdict = record["status"] if record["reason"] is None else record["reason"]
     name = name.removeprefix(f"{record['kernel']}/")
     arm = f" {name}" if name and name != record["kernel"] else ""
-    axes.set_title(f"{record['check']}{_short(arm, 24)}: {verdict}", fontsize=10)
+    axes.set_title(f"{record['check']}{shown(arm, 24)}: {verdict}", fontsize=10)
     axes.grid(alpha=0.3)
     axes.tick_params(labelsize=9)
 
@@ -284,7 +286,7 @@ def overview(records: Sequence[Record]) -> Figure | None:
             axes.plot([], [], marker=marker, color=colour, label=status)
     axes.plot([], [], marker="|", color="black", linestyle="", markersize=11, label="threshold")
     axes.axvline(1.0, color=_GREY, linewidth=1)
-    axes.set_yticks(range(len(named)), [_short(name, 44) for name, _, _ in named], fontsize=9)
+    axes.set_yticks(range(len(named)), [shown(name, 44) for name, _, _ in named], fontsize=9)
     axes.set_ylim(len(named) - 0.4, -0.6)
     axes.set_xlabel("speed-up over the baseline, ×", fontsize=10)
     axes.grid(alpha=0.3, axis="x")
@@ -293,9 +295,19 @@ def overview(records: Sequence[Record]) -> Figure | None:
     return figure
 
 
-def _short(text: str, most: int) -> str:
-    """Both ends of a parametrised name tell which it is; the record holds all of it."""
-    if len(text) <= most:
-        return text
-    half = (most - 1) // 2
-    return f"{text[: most - 1 - half]}…{text[len(text) - half :]}"
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture. Raises OSError, and ValueError for more pixels than there can be."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a letter that the font lacks; a box stands for it
+        figure.savefig(path, dpi=DPI)
+
+
+def shown(name: str, most: int) -> str:
+    """A name as a picture's text: no formula, and in the middle cut down to ``most`` letters.
+
+    Both ends of a parametrised name tell which it is; the record holds all of it.
+    """
+    if len(name) > most:
+        half = (most - 1) // 2
+        name = f"{name[: most - 1 - half]}…{name[len(name) - half :]}"
+    return name.replace("$", r"\$")

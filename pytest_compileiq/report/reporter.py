@@ -176,8 +176,11 @@ class Reporter:
             from pytest_compileiq.report.terminal import write_table
 
             verbosity = terminalreporter.config.get_verbosity()
-            write_table(terminalreporter, self._records(), verbosity=verbosity)
-            self._write_ncu(terminalreporter)
+            found = self._records()
+            self._guarded(
+                "the table", lambda: write_table(terminalreporter, found, verbosity=verbosity)
+            )
+            self._guarded("--ciq-ncu", lambda: self._write_ncu(terminalreporter))
         if self._gpus is not None:
             if self._collector is None:
                 terminalreporter.section("compileiq")

@@ -16,6 +16,7 @@ from typing import Any
 
 from pytest_compileiq.report import figures as _figures
 from pytest_compileiq.report.figures import Record
+from pytest_compileiq.verdict import one_line
 
 _COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "not-judged": "yellow"}
 #: What stands between name and verdict.
@@ -40,7 +41,7 @@ def write_table(terminal: Any, records: Sequence[Record], *, verbosity: int = 0)
     counts = Counter(record["status"] for record in records)
     if verbosity >= 0:
         unjudged = Counter(
-            _one_line(one["message"]) for one in records if one["status"] == "not-judged"
+            one_line(one["message"]) for one in records if one["status"] == "not-judged"
         )
         for message, count in unjudged.items():
             text = f"{count} not judged: {message}"
@@ -94,7 +95,7 @@ def _write_rows(terminal: Any, records: Sequence[Record], *, verbose: bool) -> N
         above = name
         terminal.write(layout.left(name if fits else "", row))
         terminal.write(verdict, **{_COLOURS[record["status"]]: True})
-        message = "" if record["status"] == "not-judged" else _one_line(record["message"])
+        message = "" if record["status"] == "not-judged" else one_line(record["message"])
         if layout.beside >= _MESSAGE and _width(message) <= layout.beside:
             space = " " * (layout.verdict - _width(verdict) + 2)
             terminal.write_line(space + message if message else "")
@@ -143,10 +144,6 @@ def _verdict(record: Record) -> str:
 def _pad(text: str, width: int, *, right: bool = False) -> str:
     space = " " * (width - _width(text))
     return space + text if right else text + space
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split())
 
 
 def _wrapped(text: str, width: int, *, indent: int) -> str:

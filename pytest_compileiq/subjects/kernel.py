@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.isolation import child
+from pytest_compileiq.toolchain import acf as _acf
 from pytest_compileiq.toolchain import cubin as _cubin
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import Resources, parse_resources
-from pytest_compileiq.verdict import BASELINE_ARM
+from pytest_compileiq.verdict import BASELINE_ARM, one_line
 
 #: Enqueues one launch on the current CUDA stream and does not wait for it.
 Launch = Callable[[], None]
@@ -56,7 +57,11 @@ class Build:
 
 
 def _contents(cubin: bytes | Path) -> bytes:
-    return cubin.read_bytes() if isinstance(cubin, Path) else cubin
+    if isinstance(cubin, Path):
+        return cubin.read_bytes()
+    if not isinstance(cubin, bytes):
+        raise TypeError(f"Build.cubin is bytes or a Path, not {type(cubin).__name__}")
+    return cubin
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class Kernel:
         place: Callable[[Random], Any] | None = None,
     ) -> None:
         self._build = build
-        self.name = str(name or getattr(build, "__name__", type(build).__name__))
+        self.name = one_line(name or getattr(build, "__name__", type(build).__name__))
         self.entry = entry
         self.check = check
         self.outputs = tuple(outputs)
@@ -118,18 +123,30 @@ class Kernel:
         answers: list[Build | Exception] = []
         for arm in arms:
             child.progress(arm.name, kernel=self.name)
-            path = None if arm.acf is None else assembler.staging.path(arm.acf)
             try:
-                built = self.build(path)
-                if not isinstance(built, Build):
-                    raise TypeError(f"build() returned {type(built).__name__}, not a Build")
-                # Now, not later: the next arm may write to the same path.
-                answers.append(
-                    built if built.cubin is None else replace(built, cubin=_contents(built.cubin))
-                )
+                answers.append(self._build_arm(arm, assembler))
             except Exception as error:
                 answers.append(error)
         return answers
+
+    def _build_arm(self, arm: Arm, assembler: Assembler) -> Build:
+        built = self.build(None if arm.acf is None else assembler.staging.path(arm.acf))
+        if not isinstance(built, Build):
+            raise TypeError(f"build() returned {type(built).__name__}, not a Build")
+        # Now, not later: the next arm may write to the same path.
+        return built if built.cubin is None else replace(built, cubin=_contents(built.cubin))
+
+    def _build_alone(self, acf: Path | None) -> Build:
+        """``build`` of an adapter, for people who call it themselves, outside a test session."""
+        assembler = Assembler()
+        arm = BASELINE if acf is None else Arm(acf.name, _acf.load(acf))
+        try:
+            (answer,) = self.build_all([arm], assembler, Path.cwd())
+        finally:
+            assembler.close()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def ptx_sha256(self, folder: Path) -> str | None:
         """Hash of the normalised PTX, or None when the PTX is not known."""

@@ -1,24 +1,16 @@
-"""A cubin on the GPU: loaded, launched with arguments of the right C types, and moved about."""
+"""A cubin on the GPU: loaded, and launched with arguments of the right C types."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import numpy as np
 
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.gpu import stream as _stream
-from pytest_compileiq.gpu.stream import Span
-
-#: Copies lie on boundaries of the GPU's large pages, so that each gets pages of its own.
-_PAGE = 2 << 20
-#: Up to this many pages are left free before each copy.
-_GAP = 16
-#: Addresses keep what is left of them by this: an allocator promises no more than 256 bytes.
-_ALIGNMENT = 256
+from pytest_compileiq.subjects.kernel import Launch
+from pytest_compileiq.subjects.placing import is_buffer
 
 #: Python's own numbers as the C type that a parameter of so many bytes is most likely of.
 _FLOATS: dict[int, type[np.generic]] = {2: np.float16, 4: np.float32, 8: np.float64}
@@ -61,16 +53,16 @@ class Loaded:
         self.entry = entry
 
     def launch(self, args: Sequence[Any]) -> None:
-        """Enqueue one launch on the current stream.
+        """Enqueue one launch on the current stream, as ``bind(args)()``."""
+        self.bind(args)()
+
+    def bind(self, args: Sequence[Any]) -> Launch:
+        """A launch with these arguments, which keeps their arrays alive.
 
         ``args`` are GPU arrays (torch, cupy, cuda-core's Buffer), ints, floats, and numpy
         scalars or ctypes values where the exact C type matters. Raises CiqError when they do
         not fit the kernel's parameters.
         """
-        self.launch_prepared(self.prepare(args))
-
-    def prepare(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments as the driver takes them; arrays must outlive what is launched."""
         if len(args) != len(self._sizes):
             raise CiqError(
                 f"{self.entry} has {len(self._sizes)} parameters, and args= holds {len(args)}",
@@ -78,10 +70,12 @@ class Loaded:
                 remedy="give one value for each parameter of the PTX's .entry, in their order",
             )
         pairs = zip(args, self._sizes, strict=True)
-        return tuple(self._one(index, arg, size) for index, (arg, size) in enumerate(pairs))
+        given = [self._one(index, arg, size) for index, (arg, size) in enumerate(pairs)]
 
-    def launch_prepared(self, args: tuple[Any, ...]) -> None:
-        self._launch(_stream.current(), self._config, self._kernel, *args)
+        def launch(_keep: Sequence[Any] = args) -> None:
+            self._launch(_stream.current(), self._config, self._kernel, *given)
+
+        return launch
 
     def _one(self, index: int, arg: Any, size: int) -> Any:
         if isinstance(arg, bool | int) and size in _INTEGERS:
@@ -128,68 +122,3 @@ def _integer(value: int, bits: int, index: int) -> Any:
 
 def _whole(dimensions: Dimensions) -> tuple[int, ...]:
     return (dimensions,) if isinstance(dimensions, int) else tuple(map(int, dimensions))
-
-
-def is_buffer(arg: Any) -> bool:
-    """Is this an array, and no number?"""
-    names = ("data_ptr", "memory_resource", "__cuda_array_interface__", "__dlpack__")
-    return not isinstance(arg, np.generic) and any(hasattr(arg, name) for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Arguments whose arrays were copied elsewhere; ``owner`` holds the copies' memory."""
-
-    args: tuple[Any, ...]
-    owner: Any
-
-
-def place(args: Sequence[Any], random: Random) -> Placed:
-    """Copy all arrays among ``args`` to new addresses, behind random gaps in random order.
-
-    Arrays that share memory still do. The copies hold what the arrays hold when the current
-    stream gets there.
-    """
-    cuda = _stream.core()
-    where = _stream.current()
-    spans = {index: _stream.span(arg) for index, arg in enumerate(args) if is_buffer(arg)}
-    regions, offsets, total = layout(list(spans.values()), random)
-    if not total:
-        return Placed(tuple(args), None)
-    memory = where.device.allocate(total, stream=where)
-    start = int(memory.handle)
-    base = -start % _PAGE
-    for region, offset in zip(regions, offsets, strict=True):
-        source = cuda.Buffer.from_handle(region.address, region.size)
-        target = cuda.Buffer.from_handle(start + base + offset, region.size)
-        target.copy_from(source, stream=where)
-    moved = list(args)
-    for index, span in spans.items():
-        for region, offset in zip(regions, offsets, strict=True):
-            inside = span.address - region.address
-            if inside >= 0 and inside + span.size <= region.size:
-                moved[index] = start + base + offset + inside
-    return Placed(tuple(moved), memory)
-
-
-def layout(spans: Sequence[Span], random: Random) -> tuple[list[Span], list[int], int]:
-    """Where copies go: (regions to copy, an offset for each from a page boundary, total bytes).
-
-    Overlapping spans become one region. The total leaves room to find a page boundary.
-    """
-    regions: list[Span] = []
-    for span in sorted(set(spans)):
-        last = regions[-1] if regions else None
-        if last is not None and span.address < last.address + last.size:
-            end = max(last.address + last.size, span.address + span.size)
-            regions[-1] = Span(last.address, end - last.address)
-        elif span.size:
-            regions.append(span)
-    random.shuffle(regions)
-    offsets = []
-    end = 0
-    for region in regions:
-        page = -(-end // _PAGE) + random.randrange(_GAP)
-        offsets.append(page * _PAGE + region.address % _ALIGNMENT)
-        end = offsets[-1] + region.size
-    return regions, offsets, end + _PAGE if regions else 0

@@ -106,13 +106,14 @@ class NvccKernel(PtxKernel):
                     remedy="mend the source or flags=: no ACF has come to it yet",
                     reason=Reason.CRASHED,
                 )
-            return ptx.read_text()
+            # Names of files in it may be of any encoding.
+            return ptx.read_text(encoding="utf-8", errors="replace")
 
     def _written(self, folder: Path, scratch: Path) -> Path:
         """The path of the source: the user's file, or a copy of the text."""
         if isinstance(self._source, str) and "\n" in self._source:
             path = scratch / "kernel.cu"
-            path.write_text(self._source)
+            path.write_text(self._source, encoding="utf-8")
             return path
         path = folder / self._source
         if not path.is_file():

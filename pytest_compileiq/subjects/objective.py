@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pytest_compileiq.isolation import child, contain, probes
 from pytest_compileiq.toolchain.acf import Acf
-from pytest_compileiq.verdict import BASELINE_ARM, Reason, in_words
+from pytest_compileiq.verdict import BASELINE_ARM, Reason, in_words, one_line
 
 INVALID = "*"
 #: Of what is left of an isolated test: the part that a call may take.
@@ -43,7 +43,7 @@ class Objective:
         if problem_type not in ("min", "max"):
             raise ValueError(f'problem_type is "min" or "max", not {problem_type!r}')
         self.function = function
-        self.name = str(name or getattr(function, "__name__", type(function).__name__))
+        self.name = one_line(name or getattr(function, "__name__", type(function).__name__))
         self.problem_type = problem_type
         self.objectives = objectives
         self.mix = mix

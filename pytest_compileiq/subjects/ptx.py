@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_compileiq.errors import CiqError, SettingsError
+from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
 from pytest_compileiq.files import read_plain
 from pytest_compileiq.subjects.kernel import Arm, Build, Kernel, Launch
 from pytest_compileiq.toolchain import ptx as _ptx
@@ -15,7 +15,7 @@ from pytest_compileiq.toolchain.assembler import Assembler, Job
 from pytest_compileiq.toolchain.ptxas import Assembled
 
 if TYPE_CHECKING:
-    from pytest_compileiq.subjects.launcher import Dimensions, Loaded, Placed
+    from pytest_compileiq.subjects.launcher import Dimensions, Loaded
 
 
 class _Launches:
@@ -39,14 +39,8 @@ class _Launches:
             self._own = self._loaded()
         self._own.launch(self._args)
 
-    def load(self, placed: Placed) -> Launch:
-        loaded = self._loaded()
-        args = loaded.prepare(placed.args)
-
-        def launch(_keep: Placed = placed) -> None:  # the copies live as long as the launch
-            loaded.launch_prepared(args)
-
-        return launch
+    def load(self, args: Sequence[Any]) -> Launch:
+        return self._loaded().bind(args)
 
     def _loaded(self) -> Loaded:
         from pytest_compileiq.subjects.launcher import Loaded
@@ -95,7 +89,7 @@ class PtxKernel(Kernel):
         self._arch = arch
         stem = entry or "ptx" if self._path is None else self._path.stem
         super().__init__(
-            self._assemble_one,
+            self._build_alone,
             name=name or stem,
             entry=entry,
             check=check,
@@ -154,9 +148,23 @@ class PtxKernel(Kernel):
         text = self.text(folder)
         jobs = [Job(text, self._arch, arm.acf, arm.flags) for arm in arms]
         return [
-            answer if isinstance(answer, CiqError) else self._built(answer)
+            answer if isinstance(answer, CiqError) else self._checked(answer, assembler)
             for answer in assembler.run_all(jobs)
         ]
+
+    def _checked(self, answer: Assembled, assembler: Assembler) -> Build | CiqError:
+        build = self._built(answer)
+        try:
+            other = None if build.code is None else assembler.other(build.code)
+        except CiqError as error:
+            return error
+        if other is None:
+            return build
+        ptxas = assembler.ptxas()
+        return ToolchainError(
+            f"{ptxas.path} says that it is ptxas {ptxas}, and another one has made the code: {other}",
+            remedy="name that program itself with --ciq-ptxas, and not a wrapper around another one",
+        )
 
     def _built(self, answer: Assembled) -> Build:
         if self._grid is None or self._block is None:
@@ -168,20 +176,6 @@ class PtxKernel(Kernel):
         return Build(answer.cubin, answer.log, launches.launch, launches.load)
 
     def _copy(self, random: Random) -> Any:
-        from pytest_compileiq.subjects import launcher
+        from pytest_compileiq.subjects import placing
 
-        return launcher.place(self._args, random)
-
-    def _assemble_one(self, acf: Path | None) -> Build:
-        """``build`` for people who call it themselves, outside a test session."""
-        from pytest_compileiq.toolchain.acf import load
-
-        assembler = Assembler()
-        arm = Arm("acf", load(acf)) if acf is not None else Arm("baseline")
-        try:
-            answer = self.build_all([arm], assembler, Path.cwd())[0]
-        finally:
-            assembler.close()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return placing.place(self._args, random)

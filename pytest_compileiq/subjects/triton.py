@@ -10,8 +10,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from pytest_compileiq.errors import CiqError, SettingsError
-from pytest_compileiq.isolation import child
-from pytest_compileiq.subjects import placing, triton_call
+from pytest_compileiq.subjects import triton_call
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Kernel, Launch
 from pytest_compileiq.subjects.triton_call import Call, Compiled, Grid
 from pytest_compileiq.toolchain import caches
@@ -57,7 +56,7 @@ class TritonKernel(Kernel):
         self._options = options
         self._ptx: str | None = None
         super().__init__(
-            self._build_one,
+            self._build_alone,
             name=name or _name_of(fn),
             check=check,
             outputs=outputs,
@@ -84,34 +83,11 @@ class TritonKernel(Kernel):
 
     def ptx_sha256(self, folder: Path) -> str:
         if self._ptx is None:
-            self._build_one(None)
+            self._build_alone(None)
         assert self._ptx is not None
         return _ptx.normalised_sha256(self._ptx)
 
-    def build_all(
-        self, arms: Sequence[Arm], assembler: Assembler, folder: Path
-    ) -> list[Build | Exception]:
-        answers: list[Build | Exception] = []
-        for arm in arms:
-            child.progress(arm.name, kernel=self.name)
-            try:
-                answers.append(self._compile(arm, assembler))
-            except Exception as error:
-                answers.append(error)
-        return answers
-
-    def _build_one(self, acf: Path | None) -> Build:
-        """``build`` for people who call it themselves, outside a test session."""
-        from pytest_compileiq.toolchain.acf import load
-
-        assembler = Assembler()
-        try:
-            arm = BASELINE if acf is None else Arm(acf.name, load(acf))
-            return self._compile(arm, assembler)
-        finally:
-            assembler.close()
-
-    def _compile(self, arm: Arm, assembler: Assembler) -> Build:
+    def _build_arm(self, arm: Arm, assembler: Assembler) -> Build:
         path = None if arm.acf is None else assembler.staging.path(arm.acf)
         call, words = self._call(path)
         on_gpu = self._on_gpu()
@@ -151,6 +127,7 @@ class TritonKernel(Kernel):
 
     def _resolved(self) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """The JIT function under the decorators, its constexprs and Triton's options."""
+        from triton import knobs
         from triton.runtime import Autotuner, Heuristics, JITFunction
 
         fn, constexprs, options = self._fn, dict(self._constexprs), dict(self._options)
@@ -171,7 +148,9 @@ class TritonKernel(Kernel):
             else:
                 raise SettingsError(
                     f"{self.name}: {self._fn!r} is no @triton.jit function",
-                    remedy="hand over the decorated function itself, not a call of it",
+                    remedy="unset TRITON_INTERPRET: an interpreted function is never compiled"
+                    if knobs.runtime.interpret
+                    else "hand over the decorated function itself, not a call of it",
                 )
             fn = fn.fn
         return fn, constexprs, options
@@ -204,8 +183,10 @@ class TritonKernel(Kernel):
         return any(getattr(device, "type", None) == "cuda" for device in devices)
 
     def _moved(self, random: Random) -> list[Any]:
+        from pytest_compileiq.subjects import placing
+
         call, _ = self._call(None)
-        return placing.moved(call.values, random)
+        return placing.place(call.values, random)
 
 
 def _name_of(fn: Any) -> str:

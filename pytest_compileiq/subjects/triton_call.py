@@ -117,9 +117,8 @@ def compiled(
                 raise _other_ptxas(command.split()[0], assembler) from error
             raise
     made = Compiled(kernel, said.getvalue(), host_folder(assembler))
-    version = _cubin.read(made.cubin).tool_version or "one too old to say which"
-    if not version.endswith(f"V{assembler.ptxas()}"):
-        raise _other_ptxas(version, assembler)
+    if other := assembler.other(_cubin.read(made.cubin)):
+        raise _other_ptxas(other, assembler)
     return made
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from pytest_compileiq.errors import AcfError, CiqError
-from pytest_compileiq.files import read_plain
+from pytest_compileiq.files import LARGEST, LfsPointerError, no_pointer, read_plain
+from pytest_compileiq.verdict import one_line
 
-_LFS = b"version https://git-lfs.github.com/spec"
 _RETUNE = "restore the file from version control, or search for a new one and commit it"
 
 
@@ -31,7 +31,7 @@ class Acf:
 
     @property
     def name(self) -> str:
-        return self.source.name
+        return one_line(self.source.name)
 
     @property
     def hex(self) -> str:
@@ -61,17 +61,17 @@ def load(path: Path) -> Acf:
             looked_at=[f"{path.parent}: {', '.join(beside) or 'no *.acf file in it'}"],
             remedy="an ACF path is relative to the test file; correct it or commit the file",
         ) from None
+    except LfsPointerError as error:
+        raise AcfError(
+            f"the ACF {path} is not there: {error.strerror}",
+            remedy="run `git lfs pull` before the tests (in CI: `lfs: true` at the checkout)",
+        ) from None
     except OSError as error:
         raise AcfError(
             f"the ACF {path} cannot be read ({error.strerror})", remedy=_RETUNE
         ) from error
     if not content:
         raise AcfError(f"the ACF {path} is empty (0 bytes)", remedy=_RETUNE)
-    if content.startswith(_LFS):
-        raise AcfError(
-            f"the ACF {path} is a git-lfs pointer of {len(content)} bytes, not the file itself",
-            remedy="run `git lfs pull` before the tests (in CI: `lfs: true` at the checkout)",
-        )
     return Acf(path, content)
 
 
@@ -145,6 +145,11 @@ def open_debug_pack(source: Path) -> DebugPack:
         if not names:
             continue
         acf = Acf(source / names[0], files[names[0]])
+        if not acf.content:
+            raise AcfError(
+                f"{names[0]} of the debug pack {source} is empty (0 bytes)",
+                remedy="download the pack again",
+            )
         expected = sums.get(PurePosixPath(names[0]).name)
         if expected is not None and expected != acf.sha256:
             raise AcfError(
@@ -167,15 +172,23 @@ def _read_pack(source: Path) -> dict[str, bytes]:
         lowered = "" if name.endswith("/") else PurePosixPath(name).name.lower()
         return lowered in ("o0.acf", "o3.acf") or _is_checksum_file(lowered)
 
-    if source.is_dir():
-        return {
-            path.relative_to(source).as_posix(): read_plain(path)
-            for path in sorted(source.rglob("*"))
-            if path.is_file() and relevant(path.name)
-        }
     try:
+        if source.is_dir():
+            return {
+                path.relative_to(source).as_posix(): read_plain(path)
+                for path in sorted(source.rglob("*"))
+                if path.is_file() and relevant(path.name)
+            }
         with zipfile.ZipFile(io.BytesIO(read_plain(source))) as archive:
-            return {name: archive.read(name) for name in archive.namelist() if relevant(name)}
+            wanted = [entry for entry in archive.infolist() if relevant(entry.filename)]
+            if sum(entry.file_size for entry in wanted) > LARGEST:
+                raise OSError(27, "it unpacks to more than any ACF has")
+            return {entry.filename: no_pointer(archive.read(entry)) for entry in wanted}
+    except LfsPointerError as error:
+        raise AcfError(
+            f"a file of the debug pack {source} is not there: {error.strerror}",
+            remedy="run `git lfs pull` before the tests, or name the zip of the release asset",
+        ) from None
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise AcfError(
             f"the debug pack {source} is neither a folder nor a zip file ({error})",

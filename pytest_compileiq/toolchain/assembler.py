@@ -13,6 +13,7 @@ from pathlib import Path
 from pytest_compileiq.errors import CiqError, ToolchainError
 from pytest_compileiq.toolchain import ptxas as _ptxas
 from pytest_compileiq.toolchain.acf import Acf, Staging
+from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import Assembled, Ptxas
 from pytest_compileiq.verdict import Reason
 
@@ -53,6 +54,11 @@ class Assembler:
         of each program is remembered.
         """
         return _ptxas.find(self._explicit)
+
+    def other(self, code: Cubin) -> str | None:
+        """Which ptxas has made this code, if it was another one than that in use."""
+        made_by = code.tool_version or "one too old to say which"
+        return None if made_by.endswith(f"V{self.ptxas()}") else made_by
 
     def run_all(self, jobs: Sequence[Job]) -> list[Assembled | CiqError]:
         """Run what is not known yet, as many at once as there are cores; answers in order."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,22 +37,23 @@ def run(argv: Sequence[str | Path], *, timeout: float) -> Finished:
     Raises OSError when the program cannot be started at all.
     """
     words = tuple(str(word) for word in argv)
-    # A session of its own: a wrapper script's children hold the pipe open and would outlive
-    # the wrapper, so the whole group has to be killed, not only the process started here.
-    process = subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        return Finished(words, None, output.decode(errors="replace"))
-    return Finished(words, process.returncode, output.decode(errors="replace"))
+    # A file, not a pipe: what a wrapper left running would hold a pipe open, and keep us waiting.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that a wrapper's children can be killed with it
+        )
+        returncode = None
+        try:
+            returncode = process.wait(timeout)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+        output.seek(0)
+        return Finished(words, returncode, output.read().decode(errors="replace"))

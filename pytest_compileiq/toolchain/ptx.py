@@ -5,24 +5,30 @@ from __future__ import annotations
 import hashlib
 import re
 
-_ENTRY = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)", re.MULTILINE)
-_TARGET = re.compile(r"^\s*\.target\s+([\w]+)", re.MULTILINE)
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+# All of these take time in proportion to the text: PTX of 20 MB is not rare.
+_ENTRY = re.compile(r"(?<![\w$.%])\.entry\s+([\w$]+)")
+_TARGET = re.compile(r"(?<![\w$.%])\.target\s+(\w+)")
+_COMMENT = re.compile(r"/\*.*?(?:\*/|\Z)|//[^\n]*", re.DOTALL)
+_STRING = re.compile(r'"[^"\n]*"')
 # Lines that name source files and line numbers. They move when an unrelated line of the source
 # moves, or when the checkout lies in another folder, and change no code.
 _DEBUG = re.compile(r"^\.(?:loc|file)\b")
-_DEBUG_SECTION = re.compile(r"^\s*\.section\s+\.debug\w*\s*\{.*?^\s*\}", re.DOTALL | re.MULTILINE)
+_DEBUG_SECTION = re.compile(r"^[ \t]*\.section\s+\.debug\w*\s*\{[^{}]*^[ \t]*\}", re.MULTILINE)
 
 
 def entries(text: str) -> list[str]:
     """Names of the entry functions, in order, each once."""
-    return list(dict.fromkeys(_ENTRY.findall(_COMMENT.sub("", text))))
+    return list(dict.fromkeys(_ENTRY.findall(_code(text))))
 
 
 def target(text: str) -> str | None:
     """The ``.target``, such as ``sm_90``, or None."""
-    match = _TARGET.search(_COMMENT.sub("", text))
+    match = _TARGET.search(_code(text))
     return match.group(1) if match else None
+
+
+def _code(text: str) -> str:
+    return _STRING.sub('""', _COMMENT.sub("", text))
 
 
 def normalised_sha256(text: str) -> str:

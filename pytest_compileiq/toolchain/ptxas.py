@@ -247,7 +247,7 @@ def assemble(
             finished = process.run(argv, timeout=timeout)
         except OSError as error:
             raise ToolchainError(f"{ptxas.path} cannot be started ({error.strerror})") from error
-        if finished.returncode == 0 and cubin.exists():
+        if finished.returncode == 0 and cubin.is_file():
             return Assembled(cubin.read_bytes(), finished.output)
         raise _failure(ptxas, finished, ptx, arch=arch, acf=acf, timeout=timeout)
     finally:
@@ -279,6 +279,12 @@ def _failure(
             looked_at=looked_at,
             remedy="repeat the command above; a crash with the ACF alone means: drop this ACF",
             reason=Reason.CRASHED,
+        )
+    if acf is not None and not acf.exists():
+        return ToolchainError(
+            f"the staged ACF {acf} vanished, so ptxas {ptxas} could not read it",
+            looked_at=looked_at,
+            remedy="keep what cleans up temporary files away from TMPDIR while tests run",
         )
     said = " / ".join(line.strip() for line in finished.output.splitlines() if line.strip())[-600:]
     if acf is not None and (refusal := acf_refusal(finished.output)):

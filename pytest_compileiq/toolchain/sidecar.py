@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -83,16 +84,16 @@ def read(acf: Path) -> Sidecar | None:
         raise _unreadable(path, str(error)) from error
     try:
         fields = json.loads(text)
+        if (schema := fields.get("schema", SCHEMA)) != SCHEMA:
+            raise _newer(path, schema)
         known = {name: fields[name] for name in Sidecar.__slots__ if name in fields}
         if known.get("speedup_interval") is not None:
             low, high = known["speedup_interval"]
             known["speedup_interval"] = (float(low), float(high))
         found = Sidecar(**known)
         _check_types(found)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
-    if found.schema != SCHEMA:
-        raise _unreadable(path, f"its schema is {found.schema}, this version reads {SCHEMA}")
     return found
 
 
@@ -110,6 +111,13 @@ def _check_types(found: Sidecar) -> None:
             raise ValueError(f"{name} is a ratio above 0, not {value!r}")
 
 
+def _newer(path: Path, schema: object) -> AcfError:
+    return AcfError(
+        f"the sidecar {path} has schema {schema!r}, and this version reads {SCHEMA}",
+        remedy="update pytest-compileiq: a newer version has written the sidecar",
+    )
+
+
 def _unreadable(path: Path, why: str) -> AcfError:
     return AcfError(
         f"the sidecar {path} cannot be read: {why}",
@@ -122,9 +130,15 @@ def altered(acf: Acf, sidecar: Sidecar) -> str | None:
     if acf.sha256 == sidecar.sha256:
         return None
     if len(acf.content) != sidecar.size_bytes:
+        unix = acf.content.replace(b"\r\n", b"\n")
+        ends = (
+            "; git has changed its line ends: put `*.acf binary` into .gitattributes"
+            if hashlib.sha256(unix).hexdigest() == sidecar.sha256
+            else ""
+        )
         return (
             f"{acf.name} is not the file that its sidecar describes: it has "
-            f"{len(acf.content)} bytes, not {sidecar.size_bytes}"
+            f"{len(acf.content)} bytes, not {sidecar.size_bytes}{ends}"
         )
     return (
         f"{acf.name} is not the file that its sidecar describes: its SHA-256 begins "

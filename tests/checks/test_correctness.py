@@ -95,7 +95,7 @@ def test_a_check_that_returns_false(assembler: Assembler, answer: object, right:
     """``check=lambda: np.allclose(out, ref)`` raises nothing; 0 may be a number of differences."""
     doubler = Doubler(assembler)
     doubler.bench.kernel.check = lambda: answer
-    fault = results.fault_of(doubler.bench, BEST)
+    fault = correctness.fault_of(doubler.bench, BEST)
     assert (fault is None) == right
     if fault is not None:
         assert fault.reason is Reason.WRONG_RESULT

@@ -1,9 +1,11 @@
-"""``measure/cuda.py`` and ``subjects/launcher.py`` on a stand-in for cuda-core."""
+"""``measure/cuda.py``, ``launcher.py`` and ``placing.py`` on stand-ins for cuda-core and torch."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -16,11 +18,12 @@ from pytest_compileiq.gpu.stream import Span
 from pytest_compileiq.measure.cuda import CudaDriver
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Plan, Side
-from pytest_compileiq.subjects import launcher
 from pytest_compileiq.subjects.kernel import Build, Kernel
-from pytest_compileiq.subjects.launcher import Loaded, layout, place
+from pytest_compileiq.subjects.launcher import Loaded
+from pytest_compileiq.subjects.placing import layout, place
 from pytest_compileiq.subjects.ptx import PtxKernel
 
+from . import fake_torch
 from .fake_core import Buffer, Machine, install
 
 A, B = Side.BASE, Side.CANDIDATE
@@ -107,10 +110,8 @@ def test_a_timer_runs_on_it(machine: Machine, cold: bool) -> None:
     machine.sizes["k"] = [8, 4]
     out = stream.current().device.allocate(4096, stream=stream.current())
 
-    def load(placed: launcher.Placed) -> Any:
-        loaded = Loaded(b"cubin", "k", 1, 32)
-        args = loaded.prepare(placed.args)
-        return lambda: loaded.launch_prepared(args)
+    def load(args: list[Any]) -> Any:
+        return Loaded(b"cubin", "k", 1, 32).bind(args)
 
     build = Build(b"cubin", load=load)
     kernel = Kernel(lambda acf: build, place=lambda random: place((out, 3), random))
@@ -166,15 +167,58 @@ def test_copies_hold_what_the_arrays_held_and_share_what_they_shared(machine: Ma
     memory = (ctypes.c_uint8 * 1000)(*[k % 251 for k in range(1000)])
     start = ctypes.addressof(memory)
     whole, part = Buffer(start, 1000, memory), Buffer(start + 100, 50, memory)
-    moved = place((whole, 5, part, whole), Random(1))
-    first, five, second, third = moved.args
+    empty = Buffer(start, 0, memory)
+    first, five, second, third, none = place((whole, 5, part, whole, empty), Random(1))
     assert five == 5
-    assert first == third
-    assert second == first + 100
-    assert first != start
-    assert ctypes.string_at(first, 1000) == bytes(memory)
-    assert place((whole,), Random(2)).args[0] != place((whole,), Random(3)).args[0]
-    assert place((1, 2.0), Random(1)).args == (1, 2.0)
+    assert none is empty
+    assert first.handle == third.handle
+    assert second.handle == first.handle + 100
+    assert (first.size, second.size) == (1000, 50)
+    assert first.handle != start
+    assert ctypes.string_at(first.handle, 1000) == bytes(memory)
+    assert first.owner is second.owner is not None  # the memory lives as long as they do
+    one, other = place((whole,), Random(2))[0], place((whole,), Random(3))[0]
+    assert one.handle % (2 << 20) != other.handle % (2 << 20)
+    assert place((1, 2.0), Random(1)) == [1, 2.0]
+
+
+def test_tensors_move_with_their_storages(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch)
+    whole = fake_torch.empty(1000, fake_torch.half, "cuda")
+    content = bytes(k % 251 for k in range(2000))
+    ctypes.memmove(whole.data_ptr(), content, 2000)
+    view = fake_torch.empty(0, fake_torch.half, "cuda").set_(
+        whole.untyped_storage(), 200, (10, 3), (40, 2)
+    )
+    described = Described(view, 16)
+    wrapped = fake_torch.Wrapped(whole, "float8")
+    foreign = Buffer(whole.data_ptr() + 20, 8, whole)
+    first, second, third, fourth, fifth, n = place(
+        (whole, view, described, wrapped, foreign, 7), Random(1)
+    )
+    assert ctypes.string_at(first.data_ptr(), 2000) == content
+    assert first.data_ptr() - whole.data_ptr() not in range(-2000, 2000)
+    assert first.data_ptr() % 256 == whole.data_ptr() % 256
+    assert second.data_ptr() == first.data_ptr() + 400
+    assert (second.size(), second.stride(), second.dtype) == ((10, 3), (40, 2), fake_torch.half)
+    assert third == Described(third.base, 16)
+    assert third.base.data_ptr() == second.data_ptr()
+    assert (type(fourth), fourth.dtype) == (fake_torch.Wrapped, "float8")
+    assert fourth.base.data_ptr() == first.data_ptr()
+    assert fifth.handle == first.data_ptr() + 20
+    assert n == 7
+    with pytest.raises(CiqError, match="it is on cpu"):
+        place((whole, fake_torch.empty(1, fake_torch.half, "cpu")), Random(1))
+
+
+@dataclass
+class Described:
+    """As one of Triton's descriptors."""
+
+    base: Any
+    block: int
 
 
 @pytest.mark.parametrize("seed", range(20))

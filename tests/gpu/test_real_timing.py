@@ -199,16 +199,20 @@ def test_fill_and_place(kernels: ModuleType) -> None:
     source = torch.arange(1000, device="cuda", dtype=torch.float32)
     from random import Random
 
-    from pytest_compileiq.subjects.launcher import place
+    from pytest_compileiq.subjects.placing import place
 
-    first, second = place((source, 7), Random(1)), place((source, 7), Random(2))
-    assert first.args[1] == 7
-    assert len({first.args[0], second.args[0], source.data_ptr()}) == 3
+    first, seven = place((source, 7), Random(1))
+    second, _ = place((source, 7), Random(2))
+    assert seven == 7
+    assert len({first.data_ptr(), second.data_ptr(), source.data_ptr()}) == 3
     core = stream.core()
+    # As without torch: cuda-core's own memory.
+    (third,) = place((core.Buffer.from_handle(source.data_ptr(), 4000, owner=source),), Random(1))
     back = torch.empty_like(source)
     target = core.Buffer.from_handle(back.data_ptr(), 4000)
-    target.copy_from(core.Buffer.from_handle(first.args[0], 4000), stream=stream.current())
+    target.copy_from(third, stream=stream.current())
     stream.synchronize()
+    assert torch.equal(first, source)
     assert torch.equal(back, source)
 
 

@@ -15,9 +15,12 @@ import pytest
 from pytest_compileiq.report import ncu, ncu_csv
 from pytest_compileiq.report.ncu import Ncu, NcuError
 from pytest_compileiq.subjects.kernel import Build, Kernel, Workbench
+from pytest_compileiq.toolchain.acf import load
+from pytest_compileiq.toolchain.assembler import Assembler, Job
+from pytest_compileiq.toolchain.ptxas import Assembled
 from pytest_compileiq.verdict import Reason, Status, Verdict
 
-from ..conftest import RunJson
+from ..conftest import EXAMPLE, TINY, RunJson
 from . import simulated as sim
 
 #: As ncu 2025 writes them with --print-units base; one launch of each arm.
@@ -208,6 +211,30 @@ def test_each_arm_is_launched_once_under_the_profiler(
     assert "--clock-control=none" in arguments
     assert f"--metrics={','.join(ncu_csv.METRICS)}" in arguments
     assert "--ciq-isolate=off" in arguments
+
+
+SAME = """
+import pathlib
+from pytest_compileiq import Build, Kernel
+
+def kernel():
+    return Kernel(lambda acf: Build(pathlib.Path("k.cubin"), launch=int), name="softmax")
+"""
+
+
+@pytest.mark.parametrize("acf", ["", "best.acf"], ids=["baseline", "acf"])
+def test_one_build_in_both_arms_is_not_shown_as_two(
+    pytester: pytest.Pytester, bench: Workbench, fake_ncu: FakeNcu, assembler: Assembler, acf: str
+) -> None:
+    """Here the fake ncu's log has two launches, and they are of no two builds."""
+    fake_ncu("", "")
+    pytester.makeconftest(SAME)
+    job = Job(TINY, "sm_90", load(EXAMPLE / acf) if acf else None)
+    (answer,) = assembler.run_all([job])
+    assert isinstance(answer, Assembled)
+    (pytester.path / "k.cubin").write_bytes(answer.cubin)
+    said = profiled(pytester, bench)["unavailable"]
+    assert ("the baseline has an ACF applied" if acf else "never reached ptxas") in said
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ def test_a_sidecar_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"sha256": 1}', '{"schema": 9, "sha256": "", "size_bytes": 1}', "\xff"]
+    "text",
+    ["", "[]", "{", '{"sha256": 1}', '{"schema": 1, "sha256": "", "size_bytes": ""}', "\xff"],
 )
 def test_an_unreadable_sidecar_says_so(tmp_path: Path, text: str) -> None:
     acf, _ = described(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +212,7 @@ def test_close_removes_and_keep_keeps(ptxas: Ptxas) -> None:
     assert sorted(path.suffix for path in where.rglob("*.*") if path.is_file()) == [
         ".acf", ".cubin", ".ptx",
     ]  # fmt: skip
+    shutil.rmtree(where)
 
 
 def test_spills_of_called_functions_count_for_their_entry() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import types
 from pathlib import Path
 from random import Random
@@ -20,11 +21,13 @@ from triton.runtime import driver
 from pytest_compileiq import TritonKernel
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import AcfError, CiqError, SettingsError, ToolchainError
+from pytest_compileiq.subjects import placing
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.verdict import Reason
 from tests.conftest import EXAMPLE
+from tests.gpu import fake_core
 from tests.triton import kernels
 from tests.triton.support import waves
 
@@ -250,6 +253,14 @@ def test_launches_and_new_seats(gpu: FakeGpu, assembler: Assembler, best: Acf) -
     assert Path(gpu.folder) == assembler.staging.folder / "triton-host"
 
 
+def test_an_interpreted_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreted = triton.jit(kernels.waves.fn)
+    kernel = TritonKernel(interpreted, grid=(1,), args=("*fp32", 4096), arch="sm_90a")
+    with pytest.raises(SettingsError, match="unset TRITON_INTERPRET"):
+        kernel.build(None)
+
+
 def test_an_arch_that_is_not_that_of_the_gpu(gpu: FakeGpu, assembler: Assembler) -> None:
     with pytest.raises(CiqError, match="is for sm_100a, and its tensors are on a GPU of sm_90a"):
         answer(waves(args=(FakeTensor(), 4096), arch="sm_100a"), assembler)
@@ -265,17 +276,37 @@ def test_without_a_gpu_the_users_driver_is_neither_asked_nor_changed(
     assert driver._active is untouchable
 
 
-def test_tensors_of_torch_move_with_what_they_share() -> None:
+def test_tensors_of_torch_move_with_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    whole = torch.arange(24.0).reshape(4, 6)
-    args = (whole, whole[1:3, ::2], 3, whole.to(torch.float16))
-    kernel = waves(args=args[:2], constexprs={"BLOCK": 8})
-    moved = kernel.place(Random(1))
-    assert moved[2] == 8
-    assert all(torch.equal(old, new) for old, new in zip(args[:2], moved[:2], strict=True))
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    class OnGpu(torch.Tensor):  # type: ignore[misc, name-defined]
+        is_cuda = True
+
+    whole = torch.arange(32.0).reshape(4, 8).as_subclass(OnGpu)
+    args = (
+        whole,
+        whole[1:3, ::2],
+        3,
+        whole.to(torch.bfloat16),
+        TensorDescriptor.from_tensor(whole, [4, 4]),
+        triton.reinterpret(whole, triton.language.int32),
+    )
+    with fake_core.install(monkeypatch):
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        moved = placing.place(args, Random(1))
+        x, *rest = waves(args=(whole, 32), arch=None).place(Random(1))
+    assert (x.data_ptr() != whole.data_ptr(), rest) == (True, [32, 1024])
+    assert moved[2] == 3
+    for old, new in zip((*args[:2], args[3]), (*moved[:2], moved[3]), strict=True):
+        assert torch.equal(old, new)
+        assert old.stride() == new.stride()
+        assert old.dtype == new.dtype
     assert moved[0].data_ptr() != whole.data_ptr()
     moved[0][1, 2] = -1
     assert moved[1][0, 1] == -1  # a view of the copy, as it was one of the original
-    assert whole[1, 2] == 8
-    offsets = {kernel.place(Random(seed))[0].storage_offset() for seed in range(8)}
-    assert len(offsets) > 4
+    assert whole[1, 2] == 10
+    described, wrapped = moved[4:]
+    assert described.base.data_ptr() == wrapped.data_ptr() == moved[0].data_ptr()
+    assert (described.block_shape, described.strides) == ([4, 4], whole.stride())
+    assert wrapped.dtype == triton.language.int32

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="tox -e triton brings it")
 
+from pytest_compileiq.toolchain.ptxas import Ptxas
 from tests.conftest import EXAMPLE, RunJson
+from tests.gpu import test_real_ncu
 
 HEAD = """
 import pytest
@@ -99,3 +102,10 @@ def test_it(ciq):
     result, (record,) = run_json("--ciq-isolate=off")
     result.assert_outcomes(failed=1)
     assert record["reason"] == "kernel-changed"
+
+
+def test_the_arms_that_ncu_is_tried_on_can_be_told_apart(tmp_path: Path, ptxas: Ptxas) -> None:
+    """tests/gpu/test_real_ncu.py knows each arm by its registers, so they have to differ."""
+    _, numbers = test_real_ncu.run(tmp_path)
+    base, tuned = test_real_ncu.static_registers(numbers)
+    assert base > tuned > 0
