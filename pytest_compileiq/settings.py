@@ -181,6 +181,11 @@ class Settings:
     disable: bool
     sources: Mapping[str, str]
 
+    @property
+    def test_timeout(self) -> float:
+        """Seconds after which an isolated test is killed: --ciq-retune gets as many once more."""
+        return self.timeout if self.retune is None else 2 * self.timeout
+
 
 def _shown(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:g}"

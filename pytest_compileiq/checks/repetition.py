@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pytest_compileiq.checks.timing import Stopwatch
+from pytest_compileiq.isolation import child
 from pytest_compileiq.measure.decide import Rule
 from pytest_compileiq.measure.opaque import OpaqueTest
 from pytest_compileiq.measure.replay import record_opaque
@@ -14,8 +15,9 @@ from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
-#: Share of the test's time limit that repetitions may use; the rest is for other checks.
-_SHARE = 0.7
+#: Share of the time limit that repetitions may use, and the share that an isolated test keeps
+#: until it would be killed: what came before has used some of it.
+_SHARE, _RESERVE = 0.7, 0.1
 
 
 def judge(
@@ -49,7 +51,7 @@ def judge(
         calls += 1
         spent = time.monotonic() - began
         more = test.more_calls
-        left = _SHARE * bench.timeout - spent
+        left = min(_SHARE * bench.timeout - spent, child.seconds_left() - _RESERVE * bench.timeout)
         if left <= 0 or (more is not None and more * spent / calls > left):
             test.stop()
     return test

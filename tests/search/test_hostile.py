@@ -22,7 +22,10 @@ from compileiq.ciq import Search
 from compileiq.search_spaces import base as ss
 
 from pytest_compileiq import CiqError, ForkWorker
+from pytest_compileiq.isolation import probes
+from pytest_compileiq.search.budget import Budget
 from pytest_compileiq.search.door import CiqSearch
+from pytest_compileiq.search.lanes import Lane
 from pytest_compileiq.search.sanity import REPEATS
 
 SPACE = {"x": ss.range(0, 1000, 1)}
@@ -258,6 +261,39 @@ def test_workers_are_pinned_to_gpus(tmp_path: Path) -> None:
         assert f'"gpu": "GPU-{"ab"[int(score)]}"' in metadata
     assert worker.tally.calls == 8
     search.__del__()
+
+
+def test_what_a_worker_was_given_holds_in_a_search(ciq_search: CiqSearch) -> None:
+    """``ForkWorker.using(...)`` as ``worker=``: its GPUs, environment, budget and tally."""
+    worker = ForkWorker.using(
+        gpus=["GPU-a"], environment={"CIQ_A": "1", "CIQ_B": "1"}, budget=Budget(max_calls=9)
+    )
+
+    def objective(config: dict[str, int]) -> int:
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+        return 10 * int(os.environ["CIQ_A"]) + int(os.environ["CIQ_B"])
+
+    search = ciq_search(
+        objective, SPACE, generations=3, pool_size=6, worker=worker, environment={"CIQ_B": "2"},
+        max_calls=100,
+    )  # fmt: skip
+    table = search.start().get_results()
+    ciq_search.close()
+    assert set(table["score_1"]) == {12}
+    assert (search.causes, search.spent) == ({}, "max_calls=9")
+    assert search.calls == worker.tally.calls == 9
+
+
+def test_a_lane_whose_server_cannot_be_replaced_is_closed_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = Lane(lambda config: 1, 1, {})
+    os.kill(lane._link.pid, signal.SIGKILL)
+    monkeypatch.setattr(probes, "cuda_is_started", lambda: True)
+    with pytest.raises(CiqError, match="CUDA has been started in this process"):
+        lane.evaluate({}, 5)
+    lane.close()
+    lane.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
