@@ -29,7 +29,8 @@ from pytest_compileiq.search.lanes import Lane
 from pytest_compileiq.search.sanity import REPEATS
 
 SPACE = {"x": ss.range(0, 1000, 1)}
-TIMEOUT = 0.4
+#: Seconds for a call that hangs, and for all others: a machine under load needs them.
+TIMEOUT, ENOUGH = 2.0, 30.0
 
 
 def spin() -> None:
@@ -133,13 +134,12 @@ def test_half_of_the_calls(
     ciq_search: CiqSearch, tmp_path: Path, deed: Callable[[], Any], cause: str
 ) -> None:
     search = ciq_search(
-        half(deed, tmp_path), SPACE, generations=1, pool_size=6, workers=2, task_timeout=TIMEOUT,
-        max_calls=16, max_seconds=30,
+        half(deed, tmp_path), SPACE, generations=1, pool_size=6, workers=2,
+        task_timeout=TIMEOUT if cause == "hung" else ENOUGH, max_calls=16, max_seconds=60,
     )  # fmt: skip
-    started = time.monotonic()
     result = search.start()
     ciq_search.close()
-    assert time.monotonic() - started < 40
+    assert search.spent in (None, "max_calls=16")  # no call was waited for until the end of time
     table = result.get_results()
     bad = table["params"].map(lambda params: is_bad(params, tmp_path))
     assert search.causes == {cause: search.causes[cause]}

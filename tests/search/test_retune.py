@@ -136,6 +136,17 @@ def test_a_missing_acf_is_searched_for(useless: pytest.Pytester, run_json: RunJs
     assert record["numbers"]["retuned"]["won"] is True
 
 
+def test_a_canary_leaves_a_missing_acf_to_the_win(
+    useless: pytest.Pytester, run_json: RunJson
+) -> None:
+    """A broken canary ends the test, and nothing would be searched for."""
+    (useless.path / "best.acf").unlink()
+    useless.makepyfile(TEST.replace("@pytest.mark", "@pytest.mark.ciq_canary\n@pytest.mark", 1))
+    _, records = run_json()
+    found = {record["check"]: (record["status"], record["reason"]) for record in records}
+    assert found == {"canary": ("pass", None), "win": ("fail", "rejected")}
+
+
 def test_what_another_acf_cannot_cure_is_not_searched_for(
     useless: pytest.Pytester, run_json: RunJson
 ) -> None:
