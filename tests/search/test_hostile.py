@@ -93,9 +93,17 @@ def half(deed: Callable[[], Any], folder: Path) -> Callable[[dict[str, int]], An
         seen = folder / f"x-{config['x']}"
         if not seen.exists():
             seen.write_text(str(len(list(folder.glob("x-*")))))
-        return deed() if is_bad(config, folder) else config["x"]
+        if not is_bad(config, folder):
+            return config["x"]
+        (folder / f"bad-{os.getpid()}").touch()
+        return deed()
 
     return objective
+
+
+def bad_calls(folder: Path) -> int:
+    """Each call has a process. Rows would not do: 1.0 leaves repeated candidates out."""
+    return len(list(folder.glob("bad-*")))
 
 
 def is_bad(config: dict[str, int], folder: Path) -> bool:
@@ -143,7 +151,7 @@ def test_half_of_the_calls(
     table = result.get_results()
     bad = table["params"].map(lambda params: is_bad(params, tmp_path))
     assert search.causes == {cause: search.causes[cause]}
-    assert search.causes[cause] == bad.sum() > 0
+    assert search.causes[cause] == bad_calls(tmp_path) >= bad.sum() > 0
     # "*" in 1.1, NaN in 1.0
     assert pandas.to_numeric(table["score_1"][bad], errors="coerce").isna().all()
     assert (table["score_1"][~bad] == table["params"][~bad].map(lambda p: p["x"])).all()
