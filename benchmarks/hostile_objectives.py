@@ -15,10 +15,6 @@ def _half(config: dict[str, int], deed: Callable[[], Any]) -> Any:
     return deed() if config.get("x", 1) % 2 == 0 else config["x"]
 
 
-def good(config: dict[str, int]) -> Any:
-    return config["x"]
-
-
 def raises(config: dict[str, int]) -> Any:
     return _half(config, lambda: 1 / 0)
 

@@ -37,6 +37,8 @@ NOTES = {
     "13.3 or newer.",
     "isolate": "`auto` isolates each test that uses a `ciq` fixture when there is a GPU.",
     "plots": "Needs the extra `plots`.",
+    "retune": "By time with `--ciq-gpu`, by spills without, or by an objective's score. The search "
+    "takes three quarters of `--ciq-timeout` at most, which the test gets once more.",
     "accept": "Writes nothing else. With `--ciq-retune`, the winner takes the place of the ACF.",
     "keep": "`CIQ_KEEP_CACHE=1` does so for searches.",
 }

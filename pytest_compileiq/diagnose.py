@@ -28,8 +28,6 @@ LEAST_ROWS = 6
 STALLED_PART = 0.75
 #: Fisher's exact test and the least rise of the invalid share, first third against last third.
 RISING_P, RISING_SHARE = 0.01, 0.15
-
-
 #: Repeated calls from which a table tells its noise; and the gain, as a multiple of what luck
 #: brings, up to which a win is not to be told from it.
 LEAST_REPEATS, LUCK = 3, 2.0
@@ -81,9 +79,9 @@ def diagnose(
     """Name what is wrong with a ``SearchResult``, a DataFrame, or the CSV file of one.
 
     ``optimum`` is a score that cannot be beaten; 0 is one for whole-numbered scores that are
-    minimised. ``generations`` is how many were asked for, and ``noise`` the relative
-    standard deviation of calls on one configuration, where they are known. Raises CiqError for a file that is
-    no table.
+    minimised. ``generations`` is how many were asked for, and ``noise`` the relative standard
+    deviation of calls on one configuration, where they are known. Raises CiqError for a file that
+    is no table.
     """
     frame = frame_of(source)
     problem_type = str(getattr(source, "problem_type", problem_type))
@@ -159,8 +157,7 @@ class _Patient(Table):
         if not len(self.valid):
             return Finding(
                 "all-invalid",
-                "the table has no candidate, only "
-                "its header: the search ended before its first batch",
+                "the table has no candidate, only its header: the search ended before its first batch",
                 "look at the error that ended the search",
                 {"candidates": 0},
             )

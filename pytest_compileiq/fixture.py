@@ -26,6 +26,8 @@ from pytest_compileiq.verdict import Check, Status, Verdict
 
 if TYPE_CHECKING:
     from pytest_compileiq.report.ncu import Ncu
+    from pytest_compileiq.retune.again import Again
+    from pytest_compileiq.retune.scores import Candidate
 
 _NO_TIER = "run with --ciq-gpu=SPEC, or leave this test out (pytest -k, -m) where there is no GPU"
 
@@ -87,10 +89,12 @@ class CIQ:
         marks: dict[str, Params],
         settings: Settings,
         assembler: Assembler,
-        record: Callable[[Verdict], None],
+        record: Callable[..., None],
         stopwatch: Stopwatch | None = None,
         ncu: Ncu | None = None,
         report: Path,
+        again: Again | None = None,
+        candidate: Candidate | None = None,
     ) -> None:
         self._judging = Judge(
             folder=folder,
@@ -107,6 +111,9 @@ class CIQ:
         self._marks = marks
         self._record = record
         self._ncu = ncu
+        self._again = again
+        self._candidate = candidate
+        self._calls = 0
         #: Marks of this test that were really judged.
         self.answered: set[str] = set()
         #: Those of them whose failure was raised; a test that passes all the same has hidden it.
@@ -254,6 +261,11 @@ class CIQ:
         bench = self._judging.bench(subject, asked.get("ciq_objective"))
         win = asked.get("ciq_beats_baseline")
         acf = win.acf if isinstance(win, _marks.WinParams) else None
+        self._calls += 1
+        if self._candidate is not None:
+            self._candidate.answer(self._calls, bench, self._judging.stopwatch)
+            why = "the test is run for the score of a candidate"
+            return [not_judged(_marks.MARKS[name][0], bench, why) for name in asked]
         if self._ncu is not None and self._ncu.under_it:
             return self._show(bench, acf, [_marks.MARKS[name][0] for name in asked])
         verdicts: list[Verdict] = []
@@ -266,12 +278,13 @@ class CIQ:
                 verdict = not_judged(check, bench, f"the canary failed: {broken.reason}")
             else:
                 verdict = self._judging.answer(check, bench, params, asked)
-            if self._retune and verdict.status is Status.FAIL:
-                verdict = self._retuned(verdict, bench, params)
-            if self._ncu is not None:
-                verdict = self._ncu.beside(verdict, bench, Path(acf or "").name)
-            verdicts.append(verdict)
             self._record(verdict)
+            final = self._retuned(verdict, bench, params) if self._retune else verdict
+            if self._ncu is not None:
+                final = self._ncu.beside(final, bench, Path(acf or "").name)
+            if final is not verdict:  # the first one stood while the process could have died
+                self._record(final, instead=True)
+            verdicts.append(final)
         self.answered |= own  # a verb with other limits answers no mark
         child.progress("", kernel="", check="")
         try:
@@ -312,8 +325,16 @@ class CIQ:
     def _retuned(
         self, verdict: Verdict, bench: Workbench | ObjectiveBench, params: Params
     ) -> Verdict:
-        if not isinstance(params, _marks.WinParams):
-            return verdict
-        from pytest_compileiq import retune
+        from pytest_compileiq.retune import offer
 
-        return retune.retune(verdict, bench, params, self._judging, self._report)
+        if not isinstance(params, _marks.WinParams) or not offer.is_curable(verdict):
+            return verdict
+        asked = offer.Retuning(
+            bench=bench,
+            params=params,
+            judging=self._judging,
+            report=self._report,
+            number=self._calls,
+            again=self._again,
+        )
+        return offer.retune(verdict, asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from pytest_compileiq.checks import (
     win,
 )
 from pytest_compileiq.checks.timing import Stopwatch
-from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
+from pytest_compileiq.errors import AcfError, CiqError, SettingsError, ToolchainError
 from pytest_compileiq.marks import Params
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Kernel, Workbench
@@ -240,8 +241,11 @@ class Judge:
             o0 = Committed(pack.o0, None) if pack.o0 else o0
             o3 = Committed(pack.o3, None) if pack.o3 else o3
         sample: Acf | None = None
-        if o0 is None and (named := self._named(None, asked)):
-            sample = named.acf
+        if o0 is None:
+            # That it is missing or unreadable is for the win to say, and for --ciq-retune to mend.
+            with contextlib.suppress(AcfError):
+                named = self._named(None, asked)
+                sample = None if named is None else named.acf
         return canary.KnownAcfs(o0, o3, sample)
 
     def _offer_canary(

@@ -176,6 +176,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         fixtures.insert(0, "ciq_fresh_caches")  # before any fixture that starts CUDA or compiles
     item.stash[state.SEARCHED] = []
     item.stash[state.MARKS] = {}
+    _read_marks(item)
+    chosen = item.config.stash[state.SETTINGS]
+    if chosen.retune is not None and chosen.gpu is not None and "ciq" in fixtures:
+        from pytest_compileiq.retune.again import Again
+
+        item.stash[state.AGAIN] = Again(item)  # before any fixture that starts CUDA
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if state.AGAIN in item.stash:
+        item.stash[state.AGAIN].close()
+
+
+def _read_marks(item: pytest.Item) -> None:
     if not _marked(item):
         return
     from pytest_compileiq import marks

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.gpu.session import Held
     from pytest_compileiq.report.ncu import Ncu
+    from pytest_compileiq.retune.scores import Candidate
     from pytest_compileiq.search.door import CiqSearch
     from pytest_compileiq.toolchain.caches import Environment
     from pytest_compileiq.verdict import Verdict
@@ -37,11 +38,22 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
 
     item = request.node
 
-    def record(verdict: Verdict) -> None:
+    def record(verdict: Verdict, *, instead: bool = False) -> None:
+        """Note a verdict; ``instead`` in the place of the last one."""
+        if instead:
+            item.stash[state.VERDICTS].pop()
         item.stash[state.VERDICTS].append(verdict)
-        child.keep(records.VERDICT, json.dumps(verdict.to_record(item.nodeid)))
+        told = json.dumps(verdict.to_record(item.nodeid))
+        child.keep(records.VERDICT, told, instead=instead)
 
     settings = request.config.stash[state.SETTINGS]
+    candidate: Candidate | None = None
+    if settings.retune is not None:
+        from pytest_compileiq.retune import again, scores
+
+        candidate = item.stash.get(again.CANDIDATE, None)
+        if candidate is not None:
+            settings = settings.but(budget=min(settings.budget, scores.TIMED))
     stopwatch: Stopwatch | None = None
     if settings.gpu is not None:
         from pytest_compileiq import device
@@ -56,6 +68,8 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
         stopwatch=stopwatch,
         ncu=_ncu(item),
         report=_settings.report_folder(request.config, item.nodeid),
+        again=item.stash.get(state.AGAIN, None),
+        candidate=candidate,
     )
     item.stash[state.HELPER] = helper
     yield helper

@@ -15,8 +15,9 @@ from pytest_compileiq.isolation import child
 from pytest_compileiq.search.door import CiqSearch
 from pytest_compileiq.settings import Settings
 
-#: Of --ciq-timeout, which ends the whole of an isolated test.
-_PART_OF_A_CALL, _PART_OF_A_SEARCH = 0.25, 0.8
+#: Of --ciq-timeout, which ends the whole of an isolated test: what one call may take there, and
+#: what a search leaves of it.
+_PART_OF_A_CALL, _RESERVE = 0.25, 0.2
 
 
 @contextmanager
@@ -43,9 +44,8 @@ def searches(
         made = CiqSearch(
             base=request.path.parent,
             folder=folder,
-            # The whole test has --ciq-timeout when it is isolated: a search has to end before.
             task_timeout=settings.timeout * (_PART_OF_A_CALL if child.inside() else 1),
-            max_seconds=settings.timeout * _PART_OF_A_SEARCH if child.inside() else None,
+            seconds_left=lambda: child.seconds_left() - _RESERVE * settings.timeout,
             keep=keep,
             gpus=gpus,
         )

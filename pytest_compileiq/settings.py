@@ -211,6 +211,16 @@ class Settings:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"the settings of a run are fixed, {name} too")
 
+    def but(self, **values: object) -> Settings:
+        """These settings with other values."""
+        mine = {option.name: getattr(self, option.name) for option in OPTIONS}
+        return Settings(mine | values, self.sources)
+
+    @property
+    def test_timeout(self) -> float:
+        """Seconds after which an isolated test is killed: --ciq-retune gets as many once more."""
+        return self.timeout if self.retune is None else 2 * self.timeout
+
 
 def _shown(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:g}"

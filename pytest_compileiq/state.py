@@ -9,6 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.marks import Params
+    from pytest_compileiq.retune.again import Again
     from pytest_compileiq.settings import Settings
     from pytest_compileiq.toolchain.assembler import Assembler
     from pytest_compileiq.verdict import Verdict
@@ -21,6 +22,8 @@ HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
 #: Has the test's function ended? Has it, or a subtest of it, failed?
 CALLED: pytest.StashKey[bool] = pytest.StashKey()
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
+#: What can run the test again for --ciq-retune, from before its setup to its end.
+AGAIN: pytest.StashKey[Again] = pytest.StashKey()
 #: What a test's searches leave for the report: names of ``records`` and values.
 SEARCHED: pytest.StashKey[list[tuple[str, object]]] = pytest.StashKey()
 #: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -11,13 +9,6 @@ pytest.importorskip("triton", reason="needs Triton")
 import triton_inputs as inputs
 
 from pytest_compileiq import CIQ, TritonKernel
-
-HERE = Path(__file__).parent
-
-
-def needs(acf: str) -> pytest.MarkDecorator:
-    why = f"{acf} is not here: search.py finds one on a GPU"
-    return pytest.mark.skipif(not (HERE / acf).exists(), reason=why)
 
 
 def kernel(case: inputs.Case) -> TritonKernel:
@@ -33,7 +24,6 @@ def kernel(case: inputs.Case) -> TritonKernel:
     )
 
 
-@needs("matmul.acf")
 @pytest.mark.ciq_canary
 @pytest.mark.ciq_resources(max_registers=255, max_spill_bytes=0)
 @pytest.mark.ciq_max_cv(5)
@@ -42,7 +32,6 @@ def test_matmul(ciq: CIQ) -> None:
     ciq.check(kernel(inputs.matmul(on_gpu=ciq.on_gpu)))
 
 
-@needs("attention.acf")
 @pytest.mark.ciq_canary
 @pytest.mark.ciq_resources(max_registers=255, max_spill_bytes=0)
 @pytest.mark.ciq_max_cv(5)
@@ -51,7 +40,6 @@ def test_attention(ciq: CIQ) -> None:
     ciq.check(kernel(inputs.attention(on_gpu=ciq.on_gpu)))
 
 
-@needs("softmax.acf")
 @pytest.mark.ciq_canary
 @pytest.mark.ciq_resources(max_registers=255, max_spill_bytes=0)
 @pytest.mark.ciq_max_cv(5)

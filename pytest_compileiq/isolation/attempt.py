@@ -78,7 +78,9 @@ class Attempter:
                 return Attempt([self._failed_phase(item, call, error)])
             messages.flush_output()
             try:
-                attempt = self._run(item, (item.nodeid, index, place_of(item), call.result))
+                timeout = self._timeout_for(item)
+                request = (item.nodeid, index, place_of(item), call.result, timeout)
+                attempt = self._run(item, request, timeout)
             except KeyboardInterrupt:
                 try:
                     held.close()
@@ -100,9 +102,8 @@ class Attempter:
             report.user_properties = list(self._crash_properties(item, crash))
         return report
 
-    def _run(self, item: pytest.Item, request: tuple[Any, ...]) -> Attempt:
+    def _run(self, item: pytest.Item, request: tuple[Any, ...], timeout: float) -> Attempt:
         listener = _Listener(item)
-        timeout = self._timeout_for(item)
         attempt = Attempt(listener.reports)
         seconds, crash = 0.0, None
         try:
@@ -192,7 +193,9 @@ class _Listener:
         if kind == Kind.PROGRESS:
             self.progress = Progress(*(str(word) for word in fields))
         elif kind == Kind.KEEP:
-            name, value = fields
+            name, value, instead = fields
+            if instead:
+                self.kept.pop()
             self.kept.append((str(name), value))
         elif kind == Kind.REPORT:
             (data,) = fields

@@ -7,6 +7,7 @@ not isolated.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import socket
@@ -59,20 +60,44 @@ def elapsed() -> float:
     return 0.0 if _channel is None else time.monotonic() - _channel.began
 
 
-def keep(name: str, value: object) -> None:
-    """Have a user property on the report even when this process dies before its end."""
+def seconds_left() -> float:
+    """Seconds until this isolated test is killed; infinity where it is not isolated."""
+    return math.inf if _channel is None else _channel.deadline - time.monotonic()
+
+
+def keep(name: str, value: object, *, instead: bool = False) -> None:
+    """Have a user property on the report even when this process dies before its end.
+
+    ``instead``: in the place of the one that was kept last.
+    """
     if _channel is not None and _channel.mine:
+        if instead:
+            _channel.kept.pop()
         _channel.kept.append((name, value))
-        _channel.send(Kind.KEEP, name, value)
+        _channel.send(Kind.KEEP, name, value, instead)
+
+
+def run_again(item: pytest.Item) -> None:
+    """Set up, call and tear down an item in a fork of its process that was made before its setup.
+
+    Nothing is reported, and no plugin's hooks around it run. Raises what the test raises.
+    """
+    state = item.session._setupstate
+    try:
+        state.setup(item)
+        item.runtest()
+    finally:
+        state.teardown_exact(None)
 
 
 class Channel:
     """The way to pytest, for the process that it was made in and for no fork of it."""
 
-    def __init__(self, peer: socket.socket) -> None:
+    def __init__(self, peer: socket.socket, seconds: float) -> None:
         self.progress = Progress()
-        self.kept: list[tuple[str, object]] = []
         self.began = time.monotonic()
+        self.deadline = self.began + seconds
+        self.kept: list[tuple[str, object]] = []
         self._peer = peer
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -214,8 +239,8 @@ class Runner:
     def __call__(self, request: tuple[Any, ...], peer: socket.socket, stacks: int) -> int:
         """Run the requested item; returns the process's exit status."""
         global _channel
-        nodeid, index, where, environment = request
-        _channel = channel = Channel(peer)
+        nodeid, index, where, environment, seconds = request
+        _channel = channel = Channel(peer, seconds)
         self._settle(environment, stacks)
         self._hooks.channel = channel
         try:

@@ -43,7 +43,7 @@ class Kind(StrEnum):
     KILL = "kill"  # number
     # child -> pytest
     PROGRESS = "progress"  # arm, kernel, check
-    KEEP = "keep"  # a user property's name and value
+    KEEP = "keep"  # a user property's name and value; whether it replaces the last one
     REPORT = "report"
     WARNING = "warning"
     RERUN = "rerun"  # may pytest-rerunfailures try again?

@@ -47,7 +47,7 @@ def install(
         wants_isolation=wants_isolation,
         mode=mode,
         environment_for=environment_for,
-        timeout_for=lambda item: chosen.timeout,
+        timeout_for=lambda item: chosen.test_timeout,
         crash_properties=crash_properties,
         before_fork=before_fork,
         warm_up=warm_up,

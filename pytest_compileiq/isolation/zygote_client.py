@@ -109,6 +109,8 @@ class ZygoteClient:
             raise
         except (EOFError, OSError, BadMessageError):  # a dead zygote shows as any of them
             self._kill(child.pid)
+            while child.read(on_message):  # what it had said before: both may show in one poll
+                pass
             raise LostError(self.close()) from None
         except BaseException as error:
             gentle = isinstance(error, KeyboardInterrupt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ class CiqSearch:
     """The fixture ``ciq_search``: call it to get a ``compileiq.ciq.Search`` of this test.
 
     ``gpus`` gives the UUIDs of up to so many GPUs for a search's workers, and () without any.
+    ``seconds_left`` says how long a search may take that begins now, or infinity.
     """
 
     def __init__(
@@ -25,14 +27,14 @@ class CiqSearch:
         base: Path,
         folder: Path,
         task_timeout: float,
-        max_seconds: float | None,
+        seconds_left: Callable[[], float],
         keep: bool,
         gpus: Callable[[int], Sequence[str]],
     ) -> None:
         self._base = base
         self._folder = folder
         self._task_timeout = task_timeout
-        self._max_seconds = max_seconds
+        self._seconds_left = seconds_left
         self._keep = keep
         self._gpus = gpus
         self.searches: list[GuardedSearch] = []
@@ -59,7 +61,7 @@ class CiqSearch:
         """A search, configured and not yet started; see ``engine.open_search`` for the words.
 
         ``task_timeout`` is ``--ciq-timeout`` unless given, or a quarter of it in an isolated
-        test, whose searches end after 0.8 of it. A relative path of a search space is
+        test, whose searches end a fifth of it before the test would be killed. A relative path of a search space is
         relative to the test file. On GPUs there are no more workers than GPUs that are free:
         two of them on one GPU would time each other.
         """
@@ -83,7 +85,7 @@ class CiqSearch:
             workers=min(workers, len(gpus)) if gpus else workers,
             task_timeout=task_timeout or self._task_timeout,
             max_calls=max_calls,
-            max_seconds=max_seconds or self._max_seconds,
+            max_seconds=max_seconds or self._left(),
             seed=seed,
             tracker=tracker,
             environment=environment,
@@ -95,6 +97,10 @@ class CiqSearch:
             search.notes.append(f"{len(gpus)} workers, not {workers}: so many GPUs were free")
         self.searches.append(search)
         return search
+
+    def _left(self) -> float | None:
+        left = self._seconds_left()
+        return None if math.isinf(left) else max(left, 1.0)
 
     def diagnose(self, result: Any, **known: Any) -> Diagnosis:
         """What is wrong with a result, or with a results.csv; see ``diagnose.diagnose``.

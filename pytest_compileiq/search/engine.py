@@ -241,10 +241,11 @@ def open_search(
     ``base``, or to the current folder. ``task_timeout`` and ``max_seconds`` are
     in seconds. ``max_calls`` is three times the configured number of evaluations unless given.
     ``seed`` has an effect with compileiq 1.1 or newer. ``worker`` is a ForkWorker unless one of
-    CompileIQ's is named. ``environment`` and ``gpus`` are those of ``ForkWorker.using``. ``more``
-    are fields of ``SearchConfiguration`` or of ``Search``. Raises SettingsError.
+    CompileIQ's is named; the class of ``ForkWorker.using`` keeps what that was given, and the
+    lower limit holds. ``environment`` and ``gpus`` are as there. ``more`` are fields of ``SearchConfiguration`` or of ``Search``. Raises SettingsError.
     """
-    config_fields = {name: more.pop(name) for name in list(more) if _is_config(name)}
+    known = SearchConfiguration.model_fields
+    config_fields = {name: more.pop(name) for name in list(more) if name in known}
     unknown = sorted(set(more) - set(Search.model_fields))
     if unknown:
         raise SettingsError(
@@ -262,7 +263,6 @@ def open_search(
     )
     if max_calls is None:
         max_calls = REFILL_FACTOR * generations * config.pool_size
-    budget = Budget(max_calls, max_seconds)
     notes = spaces.notes_on(resolved)
     if seed is not None:
         if "engine" in Search.model_fields:
@@ -271,20 +271,29 @@ def open_search(
             notes.append("seed= has no effect: this compileiq takes none (1.1 and newer do)")
     more.setdefault("dump_results", folder / "results.csv")
     more.setdefault("disable_progress_bar", True)
-    tally = Tally()
     ours = ForkWorker if worker is None else worker
     is_fork_worker = isinstance(ours, type) and issubclass(ours, ForkWorker)
     chosen: type[Worker]
     if isinstance(ours, type) and issubclass(ours, ForkWorker):
-        forking = ours.using(environment=environment, gpus=gpus, budget=budget)
-        chosen, tally = forking, forking.tally
+        given = ours.options  # those of ForkWorker.using(...), given as worker=
+        forking = ours.using(
+            environment={**given.environment, **(environment or {})},
+            gpus=given.gpus or gpus,
+            budget=Budget(
+                _least(max_calls, given.budget.max_calls),
+                _least(max_seconds, given.budget.max_seconds),
+            ),
+        )
+        forking.tally = tally = getattr(ours, "tally", forking.tally)
+        chosen = forking
     else:
+        tally = Tally()
         with start_method_kept(theirs=False):
             chosen, traps = theirs.worker_class(worker, objective)
-        chosen = limited(chosen, budget)
+        chosen = limited(chosen, Budget(max_calls, max_seconds))
         notes += traps
     with start_method_kept(theirs=not is_fork_worker), warnings_as_notes(notes, all_of_them=True):
-        search = _make(
+        search = GuardedSearch(
             objective_function=objective,
             search_space=resolved,
             search_config=config,
@@ -299,9 +308,5 @@ def open_search(
     return search
 
 
-def _make(**fields: Any) -> GuardedSearch:
-    return GuardedSearch(**fields)
-
-
-def _is_config(name: str) -> bool:
-    return name in SearchConfiguration.model_fields
+def _least(*limits: Any) -> Any:
+    return min((one for one in limits if one is not None), default=None)

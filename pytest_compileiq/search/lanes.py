@@ -83,7 +83,8 @@ class Lane:
 
     def _drop(self, link: ZygoteClient) -> None:
         with _forking:
-            _open.remove(link)
+            if link in _open:  # after a fork that failed, `close` finds the former one
+                _open.remove(link)
         link.close()
 
     def evaluate(self, params: Any, timeout: float | None) -> Answer:

@@ -326,7 +326,7 @@ def test_other_kind(ciq): put(b"i" + pickle.dumps(("pid", 1, 1)))
 def test_pipe(ciq): put(b"m", [os.pipe()[0]])  # reading it would wait for ever
 def test_no_memory(ciq): put(b"m")
 def test_cut(ciq): put(b"i" + pickle.dumps(("progress", "x" * 100_000))[:50_000])
-def test_fds(ciq): put(b"i" + pickle.dumps(("keep", "a", 1)), [0, 1, 2]); jot("fds")
+def test_fds(ciq): put(b"i" + pickle.dumps(("keep", "a", 1, False)), [0, 1, 2]); jot("fds")
 def test_after(ciq): pass
 """
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import DATA, RunJson
+from ..conftest import DATA, EXAMPLE, RunJson
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("CIQ_SEARCH_SPACES_DIR"),
@@ -135,6 +136,17 @@ def test_a_missing_acf_is_searched_for(useless: pytest.Pytester, run_json: RunJs
     assert record["numbers"]["retuned"]["won"] is True
 
 
+def test_a_canary_leaves_a_missing_acf_to_the_win(
+    useless: pytest.Pytester, run_json: RunJson
+) -> None:
+    """A broken canary ends the test, and nothing would be searched for."""
+    (useless.path / "best.acf").unlink()
+    useless.makepyfile(TEST.replace("@pytest.mark", "@pytest.mark.ciq_canary\n@pytest.mark", 1))
+    _, records = run_json()
+    found = {record["check"]: (record["status"], record["reason"]) for record in records}
+    assert found == {"canary": ("pass", None), "win": ("fail", "rejected")}
+
+
 def test_what_another_acf_cannot_cure_is_not_searched_for(
     useless: pytest.Pytester, run_json: RunJson
 ) -> None:
@@ -169,13 +181,53 @@ def test_a_cancelled_run_keeps_what_it_had(useless: pytest.Pytester) -> None:
         time.sleep(0.1)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    try:
+        output, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # pytest's faulthandler says where it is
+        pytest.fail(process.communicate()[0])
     assert process.returncode == 2
     (csv,) = useless.path.glob("ciq-report/*/results.csv")
     assert "interrupted; what was found until then is in" in output
     from pytest_compileiq.diagnose import diagnose
 
     assert diagnose(csv).healthy
+
+
+def test_the_tag_in_the_sidecar_is_that_of_the_search(
+    useless: pytest.Pytester, run_json: RunJson
+) -> None:
+    """A mirror of another tag must not be searched in its place."""
+    by_bytes(useless)
+    sidecar = json.loads((EXAMPLE / "best.acf.json").read_text())
+    content = (useless.path / "best.acf").read_bytes()
+    sidecar |= {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+    for release, pinned in (("13.3.73", "search-spaces-other"), ("13.2.1", "search-spaces-old")):
+        sidecar |= {"ptxas": release, "search_space_tag": pinned}
+        (useless.path / "best.acf.json").write_text(json.dumps(sidecar))
+        _, (record,) = run_json("--ciq-retune=1")
+        assert record["reason"] == "slower"
+        told = record["numbers"]["retuned"]
+        if release.startswith("13.3"):
+            assert "ptxas 13.3, tag search-spaces-other as in the sidecar," in record["remedy"]
+            assert "without the sidecar the latest tag is taken" in record["remedy"]
+            assert told == {"folder": None}
+        else:  # that of another ptxas says nothing about this one's
+            mirror = Path(os.environ["CIQ_SEARCH_SPACES_DIR"], "manifest.json")
+            assert told["search_space"]["tag"] == json.loads(mirror.read_text())["tag"]
+            found = json.loads((Path(told["folder"]) / "best.acf.json").read_text())
+            assert found["search_space_tag"] == told["search_space"]["tag"]
+
+
+def test_a_search_ends_before_its_test_is_killed(
+    useless: pytest.Pytester, run_json: RunJson
+) -> None:
+    by_bytes(useless, better="__import__('time').sleep(0.3) or 30")
+    _, (record,) = run_json("--ciq-retune=1000", "--ciq-isolate=require", "--ciq-timeout=16")
+    assert record["reason"] == "slower"
+    told = record["numbers"]["retuned"]
+    assert told["spent"] == "max_seconds=12"
+    assert "ended early: max_seconds=12 is spent" in record["remedy"]
 
 
 def test_a_bad_number_is_named(useless: pytest.Pytester) -> None:
