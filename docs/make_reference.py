@@ -36,8 +36,11 @@ NOTES = {
     "ptxas": "Else `TRITON_PTXAS_PATH`, `PATH`, the `nvidia-cuda-nvcc` wheel: the first that is "
     "13.3 or newer.",
     "isolate": "`auto` isolates each test that uses a `ciq` fixture when there is a GPU.",
-    "plots": "Needs the extra `plots`.",
-    "accept": "Writes nothing else. With `--ciq-retune`, the winner takes the place of the ACF.",
+    "debug_pack": "A debug pack is an asset of CompileIQ's releases. Else the mark's `o0=` and `o3=`, or "
+    "raw `-O0` and `-O3`.",
+    "plots": "Needs the extra `plots`, and `--ciq-gpu`: only what was timed is drawn.",
+    "accept": "Writes nothing else. With `--ciq-retune`, the winner takes the place of an ACF that still "
+    "fails.",
     "keep": "`CIQ_KEEP_CACHE=1` does so for searches.",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pytest_compileiq.checks import (
     win,
 )
 from pytest_compileiq.checks.timing import Stopwatch
-from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
+from pytest_compileiq.errors import AcfError, CiqError, SettingsError, ToolchainError
 from pytest_compileiq.marks import Params
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Kernel, Workbench
@@ -185,6 +186,7 @@ class Judge:
 
     def bench(self, subject: Any, params: Params | None = None) -> Workbench | ObjectiveBench:
         """The bench of a subject, the same one for all verbs of one test."""
+        __tracebackhide__ = True
         objectives = params.objectives if isinstance(params, _marks.ObjectiveParams) else None
         known = self._benches.get(id(subject))
         if known is not None and objectives in (None, getattr(known[1], "objectives", None)):
@@ -238,8 +240,9 @@ class Judge:
             o0 = Committed(pack.o0, None) if pack.o0 else o0
             o3 = Committed(pack.o3, None) if pack.o3 else o3
         sample: Acf | None = None
-        if o0 is None and (named := self._named(None, asked)):
-            sample = named.acf
+        if o0 is None:
+            with contextlib.suppress(AcfError):  # the check of that ACF says what is wrong with it
+                sample = named.acf if (named := self._named(None, asked)) else None
         return canary.KnownAcfs(o0, o3, sample)
 
     def _offer(self, committed: Committed | None, verdict: Verdict, *, arch: str | None) -> None:

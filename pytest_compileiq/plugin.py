@@ -148,7 +148,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     fixtures: list[str] = getattr(item, "fixturenames", [])
     if "ciq" in fixtures and "ciq_fresh_caches" not in fixtures and _is_apart(item.config):
         fixtures.insert(0, "ciq_fresh_caches")  # before any fixture that starts CUDA or compiles
-    item.stash[state.SEARCHED] = []
+    item.stash[state.LEFT] = []
     if not any(mark.name.startswith("ciq_") for mark in item.iter_markers()):
         return
     from pytest_compileiq import marks
@@ -192,7 +192,7 @@ def pytest_runtest_makereport(
     assembler = item.config.stash.get(state.ASSEMBLER, None)
     if assembler is not None and assembler.kept is not None:
         item.user_properties.append((records.KEPT, str(assembler.kept)))
-    if left := item.stash.get(state.SEARCHED, None):
+    if left := item.stash.get(state.LEFT, None):
         item.user_properties.extend(left)
     report.user_properties = list(item.user_properties)
     return report

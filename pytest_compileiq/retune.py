@@ -13,7 +13,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -102,6 +102,7 @@ def _search(
     from pytest_compileiq.search.engine import open_search
 
     settings = judging.settings
+    generations = settings.retune or 1
     child.progress("the search for a new ACF", kernel=name_of(bench))
     # The baseline may have come from the assembler's memory, and tells little of ptxas' time.
     limit = min(settings.timeout, settings.ptxas_timeout + _TIMES_BASELINE * cost.seconds)
@@ -110,7 +111,7 @@ def _search(
             cost.function,
             PtxasSearchSpace(version=_release(bench)),
             folder=folder,
-            generations=settings.retune or 0,
+            generations=generations,
             pool_size=_POOL_SIZE,
             problem_type=cost.problem_type,
             objectives=len(cost.baseline),
@@ -142,9 +143,11 @@ def _search(
     told = f"a search of {len(gains)} candidates for {cost.what}"
     if not gains or max(gains) <= 1:
         found = diagnose(table, problem_type=cost.problem_type, noise=search.noise)
-        return None, f"{told} found nothing better than the baseline ({', '.join(found.names)})"
-    params = table["params"].iloc[gains.index(max(gains))]
-    return bytes.fromhex(params), told
+        told = f"{told} found nothing better than the baseline ({', '.join(found.names)})"
+        return None, f"{told}; more generations may, as in --ciq-retune={4 * generations}"
+    best = gains.index(max(gains))
+    change = f"{_plain(cost.baseline)} -> {_plain(read.scores[best].tolist())}"
+    return bytes.fromhex(table["params"].iloc[best]), f"{told} ({change})"
 
 
 def _offer(
@@ -175,10 +178,10 @@ def _offer(
         pairs = [(found, place), (_sidecar.path_of(found), _sidecar.path_of(place))]
         command = " && ".join(f"cp {_word(source)} {_word(target)}" for source, target in pairs)
         return _with_remedy(verdict, f"{won}. Take it: {command}", folder, {"won": True})
+    formers = [file for file in (place, _sidecar.path_of(place)) if file.exists()]
     try:
-        for former in (place, _sidecar.path_of(place)):
-            if former.exists():
-                shutil.copy2(former, folder / f"former-{former.name}")
+        for former in formers:
+            shutil.copy2(former, folder / f"former-{former.name}")
         write_whole(place, content)
         _sidecar.write(place, described)
     except OSError as error:
@@ -186,8 +189,8 @@ def _offer(
         return _with_remedy(verdict, told, folder, {"won": True})
     return replace(
         again,
-        message=f"{again.message}; --ciq-accept put it in place of {place.name}, whose former "
-        f"content is in {folder}",
+        message=f"{won}; --ciq-accept wrote {place.name}"
+        + (f", its former content is in {_word(folder)}" if formers else ""),
         numbers={**again.numbers, "retuned": {"won": True, "folder": str(folder)}},
     )
 
@@ -226,8 +229,8 @@ def _cost(bench: Workbench | ObjectiveBench) -> _Cost:
     seconds = time.monotonic() - started
     if before == 0:
         raise CiqError(
-            f"the baseline of {bench.kernel.name} spills nothing, and without a GPU spills are "
-            "all that a search could lessen",
+            f"the baseline of {bench.kernel.name} spills nothing, and spills are all of a "
+            "kernel that this search lessens",
             remedy="search with an objective of your own, and test it by ciq.check(objective)",
         )
     return _Cost(spills, "min", (before,), seconds, "spill bytes")
@@ -287,8 +290,13 @@ def _new_folder(wanted: Path) -> tuple[Path, int]:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    """Folders that CompileIQ made and left without a file are empty, too."""
+    if not any(path.is_file() for path in folder.rglob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plain(scores: Iterable[float]) -> str:
+    return ", ".join(f"{score:g}" for score in scores)
 
 
 def _word(path: Path) -> str:

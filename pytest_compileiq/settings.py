@@ -112,14 +112,18 @@ def _sm_mhz(text: str) -> str | int:
 
 OPTIONS = (
     Option("gpu", _text, None, "Run the GPU tier here: 0, GPU-5a3f, cuda:0, 3b:00.0, 0,1", "SPEC"),
-    Option("clocks", _clocks, "auto", "Lock clocks if allowed, or fail, or never", "MODE"),
-    Option("sm_mhz", _sm_mhz, "base", "Lock the SM clock to base, max or N MHz", "CLOCK"),
+    Option(
+        "clocks",
+        _clocks,
+        "auto",
+        "Lock clocks if allowed, or fail, or never",
+        "auto|require|observe",
+    ),
+    Option("sm_mhz", _sm_mhz, "base", "Lock the SM clock to this", "base|max|MHZ"),
     Option("gpu_timeout", _seconds, 600.0, "Wait this long for a GPU in use", "SECONDS"),
     Option("lease_dir", _path, None, "Where tests that share GPUs keep their leases", "DIR"),
     Option("budget", _seconds, 2.0, "Measure a kernel for at most this long", "SECONDS"),
-    Option(
-        "l2", _l2, "cold", "Time launches with the L2 cache flushed before each, or not", "STATE"
-    ),
+    Option("l2", _l2, "cold", "Flush the L2 cache before each timed launch, or not", "cold|warm"),
     Option("ptxas", _path, None, "Use this ptxas, 13.3 or newer, and no other", "PATH"),
     Option("ptxas_timeout", _seconds, 60.0, "Kill a run of ptxas after this time", "SECONDS"),
     Option(

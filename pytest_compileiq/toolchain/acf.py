@@ -15,7 +15,7 @@ from pytest_compileiq.errors import AcfError, CiqError
 from pytest_compileiq.files import read_plain
 
 _LFS = b"version https://git-lfs.github.com/spec"
-_RETUNE = "restore the file from version control, or search for a new one and commit it"
+_RETUNE = "restore the file from version control, or search for a new one: --ciq-retune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ def load(path: Path) -> Acf:
         raise AcfError(
             f"the ACF {path} does not exist",
             looked_at=[f"{path.parent}: {', '.join(beside) or 'no *.acf file in it'}"],
-            remedy="an ACF path is relative to the test file; correct it or commit the file",
+            remedy="an ACF path is relative to the test file: correct it, or commit the file; if "
+            "there is none yet, --ciq-retune searches for one",
         ) from None
     except OSError as error:
         raise AcfError(
@@ -167,13 +168,13 @@ def _read_pack(source: Path) -> dict[str, bytes]:
         lowered = "" if name.endswith("/") else PurePosixPath(name).name.lower()
         return lowered in ("o0.acf", "o3.acf") or _is_checksum_file(lowered)
 
-    if source.is_dir():
-        return {
-            path.relative_to(source).as_posix(): read_plain(path)
-            for path in sorted(source.rglob("*"))
-            if path.is_file() and relevant(path.name)
-        }
     try:
+        if source.is_dir():
+            return {
+                path.relative_to(source).as_posix(): read_plain(path)
+                for path in sorted(source.rglob("*"))
+                if path.is_file() and relevant(path.name)
+            }
         with zipfile.ZipFile(io.BytesIO(read_plain(source))) as archive:
             return {name: archive.read(name) for name in archive.namelist() if relevant(name)}
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
