@@ -94,16 +94,14 @@ def options() -> str:
         value = value.replace("|", "\\|")
         rows.append([f"`{one.flag}{value}`", f"{one.help}. {note}".strip(), default])
     assert NOTES.keys() <= {one.name for one in settings.OPTIONS}
-    doors = [[f"`{one.flag}`", f"`{one.variable}`", f"`{one.ini}`"] for one in settings.OPTIONS]
     return (
         f"# Options, variables and ini keys\n{WRITTEN_BY}\n"
-        "Each option has three doors, and the first that is used wins: the command line, the "
-        "environment, the ini file. A switch is on with `1`, `true`, `yes` or `on`. `pytest` "
-        "prints in its header what was set and where. For what a mark decides (limits, ACFs), "
+        "Each option has three doors, and the first that is used wins: the command line "
+        "(`--ciq-gpu-timeout`), the environment (`PYTEST_CIQ_GPU_TIMEOUT`), the ini file "
+        "(`ciq_gpu_timeout`). A switch is on with `1`, `true`, `yes` or `on`. `pytest` prints in "
+        "its header what was set and where. For what a mark decides (limits, ACFs), "
         "there is no option.\n\n"
         + _table(["option", "meaning", "default"], rows)
-        + "\n## The three doors\n\n"
-        + _table(["option", "variable", "ini key"], doors)
         + "\nA relative path is relative to the folder that pytest was started in, or, from the "
         "ini file, to the rootdir. `pytest -p no:compileiq` removes the plugin.\n"
     )

@@ -150,7 +150,7 @@ OPTIONS = (
         "retune",
         _generations,
         None,
-        "Search for a new ACF where one wins no more, for so many generations (12)",
+        "Search for an ACF where one is missing or wins no more, for so many generations (12)",
         "GENERATIONS",
         "12",
     ),
