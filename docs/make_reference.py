@@ -36,10 +36,13 @@ NOTES = {
     "ptxas": "Else `TRITON_PTXAS_PATH`, `PATH`, the `nvidia-cuda-nvcc` wheel: the first that is "
     "13.3 or newer.",
     "isolate": "`auto` isolates each test that uses a `ciq` fixture when there is a GPU.",
-    "plots": "Needs the extra `plots`.",
+    "debug_pack": "A debug pack is an asset of CompileIQ's releases. Else the mark's `o0=` and `o3=`, or "
+    "raw `-O0` and `-O3`.",
+    "plots": "Needs the extra `plots`, and `--ciq-gpu`: only what was timed is drawn.",
     "retune": "By time with `--ciq-gpu`, by spills without, or by an objective's score. The search "
     "takes three quarters of `--ciq-timeout` at most, which the test gets once more.",
-    "accept": "Writes nothing else. With `--ciq-retune`, the winner takes the place of the ACF.",
+    "accept": "Writes nothing else. With `--ciq-retune`, the winner takes the place of an ACF that still "
+    "fails.",
     "keep": "`CIQ_KEEP_CACHE=1` does so for searches.",
 }
 
@@ -93,16 +96,14 @@ def options() -> str:
         value = value.replace("|", "\\|")
         rows.append([f"`{one.flag}{value}`", f"{one.help}. {note}".strip(), default])
     assert NOTES.keys() <= {one.name for one in settings.OPTIONS}
-    doors = [[f"`{one.flag}`", f"`{one.variable}`", f"`{one.ini}`"] for one in settings.OPTIONS]
     return (
         f"# Options, variables and ini keys\n{WRITTEN_BY}\n"
-        "Each option has three doors, and the first that is used wins: the command line, the "
-        "environment, the ini file. A switch is on with `1`, `true`, `yes` or `on`. `pytest` "
-        "prints in its header what was set and where. For what a mark decides (limits, ACFs), "
+        "Each option has three doors, and the first that is used wins: the command line "
+        "(`--ciq-gpu-timeout`), the environment (`PYTEST_CIQ_GPU_TIMEOUT`), the ini file "
+        "(`ciq_gpu_timeout`). A switch is on with `1`, `true`, `yes` or `on`. `pytest` prints in "
+        "its header what was set and where. For what a mark decides (limits, ACFs), "
         "there is no option.\n\n"
         + _table(["option", "meaning", "default"], rows)
-        + "\n## The three doors\n\n"
-        + _table(["option", "variable", "ini key"], doors)
         + "\nA relative path is relative to the folder that pytest was started in, or, from the "
         "ini file, to the rootdir. `pytest -p no:compileiq` removes the plugin.\n"
     )

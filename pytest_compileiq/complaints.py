@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_compileiq import marks, state
+from pytest_compileiq import marks, records, state
 from pytest_compileiq.errors import GpuError
 from pytest_compileiq.fixture import CIQ
 from pytest_compileiq.toolchain import sidecar
@@ -45,7 +45,8 @@ def complaint(item: pytest.Item) -> str | None:
 def _write_sidecars(item: pytest.Item, helper: CIQ) -> str | None:
     for acf, offer in helper.offers.items():
         try:
-            sidecar.write(acf, offer.sidecar)
+            written = sidecar.write(acf, offer.sidecar)
+            item.stash[state.LEFT].append((records.NOTE, f"--ciq-accept wrote {written.name}"))
         except OSError as error:
             message = (
                 f"--ciq-accept: the sidecar {sidecar.path_of(acf)} cannot be written "

@@ -193,10 +193,10 @@ def _debug_pack(env: Mapping[str, str]) -> Line:
 
 def _search_spaces(env: Mapping[str, str]) -> Line:
     folder = env.get("CIQ_SEARCH_SPACES_DIR")
-    if not folder:
-        return Line(NOTE, "search spaces", "fetched from the network by each search")
-    manifest = Path(folder) / "manifest.json"
     cure = "let CIQ_SEARCH_SPACES_DIR name a folder with manifest.json and its .bin files"
+    if not folder:
+        return Line(NOTE, "search spaces", "fetched by each search", f"without network: {cure}")
+    manifest = Path(folder) / "manifest.json"
     if not manifest.is_file():
         return Line(FAULT, "search spaces", f"{folder} has no manifest.json", cure)
     spaces = sorted(path.name for path in Path(folder).glob("*.bin"))

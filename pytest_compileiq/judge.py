@@ -188,6 +188,7 @@ class Judge:
 
     def bench(self, subject: Any, params: Params | None = None) -> Workbench | ObjectiveBench:
         """The bench of a subject, the same one for all verbs of one test."""
+        __tracebackhide__ = True
         objectives = params.objectives if isinstance(params, _marks.ObjectiveParams) else None
         known = self._benches.get(id(subject))
         if known is not None and objectives in (None, getattr(known[1], "objectives", None)):

@@ -174,7 +174,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     fixtures: list[str] = getattr(item, "fixturenames", [])
     if "ciq" in fixtures and "ciq_fresh_caches" not in fixtures and _is_apart(item.config):
         fixtures.insert(0, "ciq_fresh_caches")  # before any fixture that starts CUDA or compiles
-    item.stash[state.SEARCHED] = []
+    item.stash[state.LEFT] = []
     item.stash[state.MARKS] = {}
     _read_marks(item)
     chosen = item.config.stash[state.SETTINGS]
@@ -224,7 +224,7 @@ def pytest_runtest_makereport(
         if complaint is not None:
             report.outcome = "failed"
             report.longrepr = complaint
-    verdicts, left = item.stash.get(state.VERDICTS, ()), item.stash.get(state.SEARCHED, ())
+    verdicts, left = item.stash.get(state.VERDICTS, ()), item.stash.get(state.LEFT, ())
     assembler = item.config.stash.get(state.ASSEMBLER, None)
     if not (item.user_properties or verdicts or left or assembler):
         return report

@@ -149,5 +149,5 @@ def ciq_search(request: pytest.FixtureRequest) -> Iterator[CiqSearch]:
     from pytest_compileiq import searching
 
     settings = request.config.stash[state.SETTINGS]
-    with searching.searches(request, settings, request.node.stash[state.SEARCHED]) as made:
+    with searching.searches(request, settings, request.node.stash[state.LEFT]) as made:
         yield made

@@ -89,7 +89,8 @@ def lines(document: Mapping[str, Any]) -> Iterator[Line]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pytest_compileiq replay", description=__doc__.split("\n\n")[0]
+        prog="python -m pytest_compileiq replay",
+        description="Recompute the verdicts of a report from its samples alone.",
     )
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+")
     parser.add_argument("-q", "--quiet", action="store_true", help="only what did not come out")

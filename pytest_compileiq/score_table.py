@@ -34,7 +34,7 @@ def frame_of(source: Any) -> pd.DataFrame:
         return pd.DataFrame()
     except (OSError, ValueError) as error:  # pandas' ParserError and UnicodeError are ValueErrors
         raise CiqError(
-            f"{path} cannot be read as a table ({error})",
+            f"{path} cannot be read as a table ({str(error).strip()})",
             remedy="give the file that Search(dump_results=...) or SearchResult.save() wrote",
         ) from error
 

@@ -169,18 +169,25 @@ def main(arguments: Sequence[str]) -> int:
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pytest_compileiq selfcheck", description=__doc__.split("\n\n")[0]
+        prog="python -m pytest_compileiq selfcheck",
+        description="Measure kernels against themselves, and count wrong verdicts.",
     )
     parser.add_argument("--gpu", default="0", metavar="SPEC", help="as --ciq-gpu (default 0)")
     parser.add_argument("--clocks", default="auto", choices=("auto", "require", "observe"))
-    parser.add_argument("--sessions", type=int, default=200, help="a kernel (default 200)")
+    parser.add_argument("--sessions", type=int, default=200, help="for each kernel (default 200)")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds, for all kernels")
-    parser.add_argument("--units", type=int, default=audit.UNITS, help="a session at most")
-    parser.add_argument("--alpha", type=float, default=0.05, help="a direction (default 0.05)")
-    parser.add_argument("--pairs", metavar="FILE.py:FUNCTION", help="kernels of your own")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="what --out wrote, no GPU")
+    parser.add_argument("--units", type=int, default=audit.UNITS, help="at most, in a session")
+    parser.add_argument(
+        "--alpha", type=float, default=0.05, help="error rate in each direction (default 0.05)"
+    )
+    parser.add_argument(
+        "--pairs", metavar="FILE.py:FUNCTION", help="a function that returns kernels of your own"
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="judge what --out wrote, without a GPU"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all samples (.json.gz)")
-    parser.add_argument("--seed", type=int, help="of all coins (default: by chance)")
+    parser.add_argument("--seed", type=int, help="of the random orders (default: by chance)")
     return parser.parse_args(arguments)
 
 

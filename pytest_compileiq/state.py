@@ -24,8 +24,8 @@ CALLED: pytest.StashKey[bool] = pytest.StashKey()
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
 #: What can run the test again for --ciq-retune, from before its setup to its end.
 AGAIN: pytest.StashKey[Again] = pytest.StashKey()
-#: What a test's searches leave for the report: names of ``records`` and values.
-SEARCHED: pytest.StashKey[list[tuple[str, object]]] = pytest.StashKey()
+#: What a test leaves for the report beside its verdicts: names of ``records`` and values.
+LEFT: pytest.StashKey[list[tuple[str, object]]] = pytest.StashKey()
 #: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.
 NO_GPU: pytest.StashKey[str] = pytest.StashKey()
 NOT_ISOLATED: pytest.StashKey[str] = pytest.StashKey()

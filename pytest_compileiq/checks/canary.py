@@ -132,8 +132,8 @@ def _effects(
     if same or (worst < params.margin and not timed):
         raise CiqError(
             f"{o0.name} makes nothing worse by {params.margin:g}x: {_compared(cost, after)}",
-            remedy="check that it is an O0 ACF of this ptxas; a kernel of a few instructions "
-            "needs a lower margin=",
+            remedy=("check that it is an O0 ACF of this ptxas; " if o0_committed else "")
+            + "a kernel of a few instructions needs a lower margin=",
             reason=Reason.NO_EFFECT,
             numbers=numbers,
         )

@@ -19,7 +19,7 @@ from pytest_compileiq.verdict import Reason
 _REDEFINED = "redefinition for option 'apply-controls'"
 #: What to do about a build of which nothing can be seen without a GPU.
 NO_CUBIN = "give Build.cubin, or run with --ciq-gpu=SPEC, where the kernel is timed"
-_RETUNE = "search for a new ACF with this ptxas and commit it"
+_RETUNE = "search for a new ACF with this ptxas: --ciq-retune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +208,18 @@ def check_sidecar(
         )
     if ptx_sha256 and sidecar.ptx_sha256 and ptx_sha256 != sidecar.ptx_sha256:
         raise ProofError(
-            f"{acf.name} was made for another version of this kernel: its PTX hashes to "
-            f"{ptx_sha256[:12]}, the sidecar says {sidecar.ptx_sha256[:12]}",
+            f"{acf.name} was made for another kernel, or another version of this one: its PTX "
+            f"hashes to {ptx_sha256[:12]}, the sidecar says {sidecar.ptx_sha256[:12]}",
             looked_at=[str(_sidecar.path_of(acf.source))],
-            remedy="search again for the new kernel; or run once with --ciq-accept if it still wins",
+            remedy="search again: --ciq-retune; or run once with --ciq-accept if it still wins",
             reason=Reason.KERNEL_CHANGED,
         )
     if arch and sidecar.arch and arch != sidecar.arch:
         raise ProofError(
             f"{acf.name} was made for {sidecar.arch}, and this kernel is built for {arch}",
             looked_at=[str(_sidecar.path_of(acf.source))],
-            remedy=f"search again for {arch}; or run once with --ciq-accept if it wins there too",
+            remedy=f"search again for {arch}: --ciq-retune; or run once with --ciq-accept if it wins "
+            "there too",
             reason=Reason.KERNEL_CHANGED,
         )
 

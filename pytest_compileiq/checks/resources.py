@@ -71,7 +71,7 @@ def judge_kernel(
     if excess:
         raise CiqError(
             f"{in_words(arm)} needs {' and '.join(excess)}",
-            remedy="look for another ACF, or raise the limit if the kernel has to grow",
+            remedy="search for another ACF, or allow more in ciq_resources if the kernel has to grow",
             reason=Reason.SLOWER,
             numbers=numbers,
         )

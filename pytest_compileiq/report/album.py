@@ -24,6 +24,8 @@ class Album:
 
     @property
     def told(self) -> str:
+        if not self.drawn:
+            return "nothing was timed, so nothing is drawn"
         return f"{len(self.drawn)} kernels and overview.png in {self.folder}"
 
     def draw(self, records: Sequence[Record]) -> list[Path]:

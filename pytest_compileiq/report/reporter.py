@@ -194,7 +194,7 @@ class Reporter:
             terminalreporter.write_line(f"  {note}", yellow=True)
         for folder in sorted(self._kept):
             terminalreporter.write_line(f"--ciq-keep: ACFs, builds and results are in {folder}")
-        if self._album is not None and self._album.drawn:
+        if self._album is not None:
             terminalreporter.write_line(f"--ciq-plots: {self._album.told}")
         for complaint in self._complaints:
             terminalreporter.write_line(f"pytest-compileiq: {complaint}", yellow=True)

@@ -17,14 +17,15 @@ _POOL_SIZE = 48
 class Found:
     """What a search has found. ``best`` is an ACF in hex, or None when nothing beats the baseline.
 
-    ``candidates`` were scored or failed, ``spent`` is the limit that ended it early, ``findings``
-    are those of ``diagnose`` where there is no best.
+    ``candidates`` were scored or failed, ``spent`` is the limit that ended it early, ``scores`` are
+    the best's, and ``findings`` are those of ``diagnose`` where there is no best.
     """
 
     best: str | None
     candidates: int
     spent: str | None
     notes: Sequence[str]
+    scores: Sequence[float] = ()
     findings: Sequence[str] = ()
 
 
@@ -81,5 +82,6 @@ class Hunt:
         known = (len(gains), search.spent, search.notes)
         if not gains or max(gains) <= 1:
             told = diagnose(table, problem_type=self.problem_type, noise=search.noise)
-            return Found(None, *known, told.names)
-        return Found(str(table["params"].iloc[gains.index(max(gains))]), *known)
+            return Found(None, *known, findings=told.names)
+        best = gains.index(max(gains))
+        return Found(str(table["params"].iloc[best]), *known, read.scores[best].tolist())

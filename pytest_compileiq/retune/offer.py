@@ -7,13 +7,12 @@ without ``--ciq-accept``, and then the former files are kept in the report folde
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,8 +98,10 @@ def retune(verdict: Verdict, asked: Retuning) -> Verdict:
     }
     if found.best is None:
         told += f" found nothing better than the baseline ({', '.join(found.findings)})"
-        told += _notes(numbers)
+        more = 4 * (asked.judging.settings.retune or 1)
+        told += f"; more generations may, as in --ciq-retune={more}{_notes(numbers)}"
         return _with_remedy(verdict, told, folder, {**numbers, "won": False})
+    told += f" ({_plain(goal.baseline)} -> {_plain(found.scores)})"
     return _offer(verdict, asked, folder, bytes.fromhex(found.best), told, numbers, space)
 
 
@@ -214,10 +215,10 @@ def _offer(
         pairs = [(found, place), (_sidecar.path_of(found), _sidecar.path_of(place))]
         command = " && ".join(f"cp {_word(source)} {_word(target)}" for source, target in pairs)
         return _with_remedy(verdict, f"{won}. Take it: {command}", folder, {**numbers, "won": True})
+    formers = [file for file in (place, _sidecar.path_of(place)) if file.exists()]
     try:
-        for former in (place, _sidecar.path_of(place)):
-            if former.exists():
-                shutil.copy2(former, folder / f"former-{former.name}")
+        for former in formers:
+            shutil.copy2(former, folder / f"former-{former.name}")
         write_whole(place, content)
         _sidecar.write(place, described)
     except OSError as error:
@@ -225,8 +226,8 @@ def _offer(
         return _with_remedy(verdict, told, folder, {**numbers, "won": True})
     return replace(
         again,
-        message=f"{again.message}; --ciq-accept put it in place of {place.name}, whose former "
-        f"content is in {folder}",
+        message=f"{won}; --ciq-accept wrote {place.name}"
+        + (f", its former content is in {_word(folder)}" if formers else ""),
         numbers={**again.numbers, "retuned": {**numbers, "won": True, "folder": str(folder)}},
     )
 
@@ -270,8 +271,13 @@ def _new_folder(wanted: Path) -> tuple[Path, int]:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    """Folders that CompileIQ made and left without a file are empty, too."""
+    if not any(path.is_file() for path in folder.rglob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plain(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _word(path: Path) -> str:

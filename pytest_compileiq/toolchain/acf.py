@@ -15,7 +15,7 @@ from pytest_compileiq.errors import AcfError, CiqError
 from pytest_compileiq.files import LARGEST, LfsPointerError, no_pointer, read_plain
 from pytest_compileiq.verdict import one_line
 
-_RETUNE = "restore the file from version control, or search for a new one and commit it"
+_RETUNE = "restore the file from version control, or search for a new one: --ciq-retune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ def load(path: Path) -> Acf:
         raise AcfError(
             f"the ACF {path} does not exist",
             looked_at=[f"{path.parent}: {', '.join(beside) or 'no *.acf file in it'}"],
-            remedy="an ACF path is relative to the test file; correct it or commit the file",
+            remedy="an ACF path is relative to the test file: correct it, or commit the file; if "
+            "there is none yet, --ciq-retune searches for one",
         ) from None
     except LfsPointerError as error:
         raise AcfError(

@@ -293,8 +293,8 @@ def _failure(
         f"ptxas {ptxas} could not assemble the PTX for {arch} {arm} "
         f"(exit status {finished.returncode}): {said or 'it printed nothing'}",
         looked_at=looked_at,
-        remedy=f"the PTX says .target {_ptx.target(ptx)}: check that it was made for {arch}, and "
-        "that this ptxas knows its .version",
+        remedy=f"the PTX says .target {_ptx.target(ptx)}: check arch=, which is {arch!r}, and that "
+        "this ptxas knows its .version",
     )
 
 

@@ -99,6 +99,32 @@ def test_a_failed_canary_stops_the_rest(sgemm: pytest.Pytester, run_json: RunJso
     assert "the canary failed" in one(records, "win")["message"]
 
 
+def test_a_missing_acf_is_told_by_the_checks_of_it(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """Not by the canary, which needs any file to damage: its failure would stop --ciq-retune."""
+    (sgemm.path / "best.acf").unlink()
+    check(sgemm, "ciq_canary", "ciq_resources(no_worse=True)", "ciq_beats_baseline")
+    _, records = run_json()
+    assert one(records, "canary")["numbers"]["refused"] == "nonsense.acf"
+    for name in ("resources", "win"):
+        assert one(records, name)["reason"] == "rejected"
+        assert "--ciq-retune searches for one" in one(records, name)["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "told"),
+    [("ciq_canary(margin=1e6)", False), ("ciq_canary(o0='best.acf', margin=3)", True)],
+)
+def test_only_a_file_may_be_no_o0_acf(
+    sgemm: pytest.Pytester, run_json: RunJson, mark: str, told: bool
+) -> None:
+    check(sgemm, mark)
+    remedy = one(run_json()[1], "canary")["remedy"]
+    assert ("an O0 ACF of this ptxas" in remedy) == told
+    assert "a lower margin=" in remedy
+
+
 def test_canary_of_a_kernel_that_takes_no_flags(sgemm: pytest.Pytester, run_json: RunJson) -> None:
     sgemm.makepyfile(
         HEAD + "@pytest.mark.ciq_canary\ndef test(ciq): ciq.check(Kernel(lambda acf: Build()))"
@@ -222,7 +248,9 @@ def test_accept_writes_a_sidecar_for_tests_that_pass(
     sgemm.makepyfile(body)
     run_json()[0].assert_outcomes(passed=1)
     assert not sidecar.exists()
-    run_json("--ciq-accept")[0].assert_outcomes(passed=1)
+    result, _ = run_json("--ciq-accept")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*::test: --ciq-accept wrote best.acf.json"])
     written = json.loads(sidecar.read_text())
     assert written["arch"] == "sm_90"
     assert written["ptxas"].startswith("13.3.")

@@ -104,6 +104,15 @@ def test_one_file_a_kernel_and_an_overview(suite: pytest.Pytester, workers: list
     assert (suite.path / "r.html").read_text().count("data:image/png;base64") == 5
 
 
+def test_a_run_that_times_nothing_says_that_nothing_is_drawn(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.ciq_objective\ndef test(ciq): ciq.check(lambda config: 1.0)"
+    )
+    result = pytester.runpytest_subprocess("--ciq-plots=p")
+    result.stdout.fnmatch_lines(["--ciq-plots: nothing was timed, so nothing is drawn"])
+    assert not (pytester.path / "p").exists()
+
+
 def test_without_matplotlib_the_run_does_not_start(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -115,6 +116,7 @@ def test_nothing_better_is_said(useless: pytest.Pytester, run_json: RunJson) -> 
     result.assert_outcomes(failed=1)
     assert record["reason"] == "slower"
     assert "found nothing better than the baseline (healthy)" in record["remedy"]
+    assert "as in --ciq-retune=4" in record["remedy"]
     assert (Path(record["numbers"]["retuned"]["folder"]) / "results.csv").exists()
 
 
@@ -134,6 +136,21 @@ def test_a_missing_acf_is_searched_for(useless: pytest.Pytester, run_json: RunJs
     _, (record,) = run_json("--ciq-retune=1")
     assert record["reason"] == "rejected"
     assert record["numbers"]["retuned"]["won"] is True
+    assert re.search(r"for the score of score \(100 -> \d\d\) found one", record["remedy"])
+    result, (record,) = run_json("--ciq-retune=1", "--ciq-accept")
+    result.assert_outcomes(passed=1)
+    assert record["message"].endswith("--ciq-accept wrote best.acf")  # there was no former one
+
+
+def test_a_search_without_a_space_leaves_no_folder(
+    useless: pytest.Pytester, run_json: RunJson, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_bytes(useless)
+    empty = useless.mkdir("spaces")
+    monkeypatch.setenv("CIQ_SEARCH_SPACES_DIR", str(empty))
+    _, (record,) = run_json("--ciq-retune=1")
+    assert "no search space for ptxas 13.3 could be had" in record["remedy"]
+    assert list((useless.path / "ciq-report").iterdir()) == []
 
 
 def test_a_canary_leaves_a_missing_acf_to_the_win(
