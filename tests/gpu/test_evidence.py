@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu.clocks import ClockState
 from pytest_compileiq.gpu.evidence import Condition, Evidence, Sample, busy_before, judge
+from pytest_compileiq.gpu.session import Policy, require_fit
 
 LOCKED = ClockState(locked=True, requested="1500", sm_mhz=1500, max_mhz=1980, step_mhz=15)
 BY_NAME = ClockState(locked=True, requested="base", max_mhz=1980, step_mhz=15)
@@ -172,6 +175,25 @@ def test_unlocked_clocks() -> None:
     assert found.condition is Condition.UNEXPLAINED_LOW
     assert "perhaps a forgotten lock" in found.causes[0]
     assert evidence(*[(900, 0x4)] * 20, state=UNLOCKED).condition is Condition.THROTTLED
+
+
+@pytest.mark.parametrize(
+    ("readings", "more", "fits"),
+    [
+        (HELD, {}, True),
+        ([IDLE] * 20, {}, True),  # a test that ran nothing on the GPU
+        ([(1200, 0)] * 20, {}, False),
+        ([(1500, 0x4)] * 20, {}, False),
+        (HELD, {"processes": (process(77),)}, False),
+    ],
+)
+def test_require_takes_no_clock_that_did_not_hold(
+    readings: list[tuple[int, int]], more: Any, fits: bool
+) -> None:
+    found = evidence(*readings, **more)
+    require_fit(found, Policy("auto", 1500))
+    with nullcontext() if fits else pytest.raises(GpuError, match=f"the GPU was {found.condition}"):
+        require_fit(found, Policy("require", 1500))
 
 
 def test_foreign_processes() -> None:

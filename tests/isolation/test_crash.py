@@ -389,7 +389,7 @@ def dead_cuda(suite: Suite) -> Callable[[int], Path]:
     return build
 
 
-@pytest.mark.parametrize(("code", "sticky"), [(700, True), (0, False), (2, False)])
+@pytest.mark.parametrize(("code", "sticky"), [(700, True), (719, True), (0, False), (2, False)])
 def test_a_sticky_cuda_error_is_a_crash(
     suite: Suite, dead_cuda: Callable[[int], Path], code: int, sticky: bool
 ) -> None:
@@ -412,6 +412,23 @@ def test_2(ciq): raise ValueError  # CUDA was never loaded here
     assert "some error of a framework" in result.section("test_1")
     records = json.loads((suite.path / "x.json").read_text())["records"]
     assert [record["reason"] for record in records] == ["crashed"] * sticky
+
+
+def test_an_end_without_all_reports_is_a_crash(suite: Suite) -> None:
+    """A plugin that takes the last report away has hidden whether the teardown failed."""
+    suite.write(
+        conftest="""
+from _pytest import runner
+before = runner.call_and_report
+def call_and_report(item, when, log=True, **more):
+    return before(item, when, log and when != "teardown", **more)
+runner.call_and_report = call_and_report
+""",
+        test_a="def test_1(ciq): pass\n",
+    )
+    result = suite.run()
+    assert result.counts == {"passed": 1, "error": 1}, result.out
+    assert "its process ended without the reports of the test" in result.out
 
 
 def test_a_sticky_cuda_error_that_no_test_waited_for(
