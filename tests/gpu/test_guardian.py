@@ -487,12 +487,9 @@ def test_a_pid_that_nobody_has_here_is_not_ours() -> None:
 def test_ready_within_50_ms_and_half_a_second_a_test(
     machine: Machine, gpu: Gpu, folder: Path
 ) -> None:
-    """The fastest of 15, and of more on a busy machine, shows the cost; medians are printed."""
+    """The fastest of 15; other work slows a bare interpreter, 8 ms, as much as what is measured."""
     bare, ready, whole = [], [], []
-    slowness = 1.0
-    for number in range(60):
-        if number >= 15 and min(ready) < 0.050 * slowness and min(whole) < 0.5 * slowness:
-            break
+    for _ in range(15):
         start = time.perf_counter()
         subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
         bare.append(time.perf_counter() - start)
@@ -504,8 +501,8 @@ def test_ready_within_50_ms_and_half_a_second_a_test(
         with acquire([gpu], folder=folder, sm_mhz=1500):
             pass
         whole.append(time.perf_counter() - start)
-        slowness = max(1.0, min(bare) / 0.008)
     shown = {"bare": bare, "ready": ready, "test": whole}
     print({name: f"{statistics.median(series) * 1e3:.1f} ms" for name, series in shown.items()})
+    slowness = max(1.0, statistics.median(bare) / 0.008)
     assert min(ready) < 0.050 * slowness
     assert min(whole) < 0.5 * slowness
