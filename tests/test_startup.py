@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import statistics
-import subprocess
 import sys
 
 import pytest
@@ -105,24 +102,3 @@ def test_start_up_work(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatc
     calls()  # writes the bytecode
     added = calls() - calls("-p", "no:compileiq")
     assert 5_000 < added < 16_000
-
-
-def test_start_up_time(pytester: pytest.Pytester) -> None:
-    """Processor time in alternating pairs against ``-p no:compileiq``: work that is no call.
-
-    Wall time would measure the machine's other work; the bound is loose for the same reason.
-    The exact figures come from benchmarks/startup.py on a quiet machine.
-    """
-    pytester.makepyfile("def test_trivial(): pass")
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
-
-    def seconds(*more: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([*command, *more], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    seconds()
-    pairs = [(seconds(), seconds("-p", "no:compileiq")) for _ in range(9)]
-    added = statistics.median(with_it - without for with_it, without in pairs)
-    assert added <= 0.030
