@@ -126,7 +126,8 @@ def test_after(ciq): print("mine")
     text = path.read_text()
     assert rc == (outcome != "passed")
     assert text.count("x" * (1 << 20)) == 100
-    assert text.count("y" * 10_000_000) == (outcome == "failed")
+    # Under CI pytest does not shorten the line of the summary either.
+    assert text.count("y" * 10_000_000) in ((1, 2) if outcome == "failed" else (0,))
     after = text.rpartition(" test_after ")[2]
     assert "mine" in after
     assert "xxxx" not in after
