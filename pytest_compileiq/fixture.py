@@ -298,15 +298,15 @@ class CIQ:
         """Fail or skip the test where not all of its questions have a good answer."""
         __tracebackhide__ = True
         bad = [verdict for verdict in verdicts if verdict.negative]
-        not_judged = [verdict for verdict in verdicts if verdict.status is Status.NOT_JUDGED]
+        unjudged = [verdict for verdict in verdicts if verdict.status is Status.NOT_JUDGED]
         if self._strict:  # what this run could have answered, had the test or the build let it
-            bad += [verdict for verdict in not_judged if verdict.remedy]
+            bad += [verdict for verdict in unjudged if verdict.remedy]
         if bad:
             text = "\n".join(explain(verdict) for verdict in bad)
             if self._strict or any(verdict.status is Status.FAIL for verdict in bad):
                 raise CiqFailure(text, verdicts)
             pytest.skip(text)
-        if len(not_judged) == len(verdicts) and not self._disabled:
+        if len(unjudged) == len(verdicts) and not self._disabled:
             text = "; ".join(f"{verdict.check}: {verdict.message}" for verdict in verdicts)
             if self._strict:
                 raise CiqFailure(f"nothing could be judged: {text}\n  to do: {_NO_TIER}", verdicts)

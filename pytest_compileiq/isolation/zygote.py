@@ -59,8 +59,9 @@ def main(control: socket.socket, run_child: RunChild, prepare: Callable[[], list
         problems = prepare()
         gc.freeze()  # no child's garbage collection touches, and so copies, what all of them share
         messages.send(control, Kind.READY, problems)
+        zygote = Zygote(control, run_child, parent, handlers)  # a name: its sockets end with us
         with contextlib.suppress(EOFError, OSError):  # pytest is gone
-            Zygote(control, run_child, parent, handlers).serve()
+            zygote.serve()
         status = 0
     except OSError:  # pytest was gone before the start
         status = 0

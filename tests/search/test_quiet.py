@@ -23,7 +23,7 @@ def objective(config):
 def test_search(ciq_search, n):
     search = ciq_search(objective, {"x": ss.range(0, 60, 1)}, generations=1, pool_size=6, seed=n,
                         workers=2, task_timeout=5, mutate_rate=0.3, exit_on_failure=False)
-    assert len(search.start().get_results()) >= 6
+    assert len(search.start().get_results()) > 3  # compileiq 1.0 leaves repeated ones out
     assert multiprocessing.get_start_method() == METHOD
 
 def test_opened_and_never_started(ciq_search):
