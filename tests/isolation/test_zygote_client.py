@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -221,3 +223,17 @@ def test_a_zygote_that_was_killed() -> None:
         os.kill(link.pid, signal.SIGKILL)
         with pytest.raises(LostError, match="was killed by SIGKILL"):
             run(link, "a")
+
+
+def test_its_end_is_silent() -> None:
+    """With warnings as errors too: no socket is left to the garbage collector."""
+    code = """
+from pytest_compileiq.isolation.zygote_client import ZygoteClient
+client = ZygoteClient(lambda request, channel, stacks: 0, list)
+client.ready()
+client.run((), 10, print)
+client.close()
+"""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
