@@ -22,8 +22,10 @@ def complaint(item: pytest.Item) -> str | None:
         checks = [marks.MARKS[name][0] for name in sorted(late) if name in marks.MARKS]
         return _unfit(item, checks, item.name, message, remedy)
     if helper is not None and helper.failed and not item.stash[state.FAILED]:
-        message = f"{', '.join(sorted(helper.failed))} failed, and the test went on and passed"
-        remedy = "let CiqFailure end the test; who expects a failure calls a verb, without the mark"
+        message = (
+            f"{', '.join(sorted(helper.failed))} did not pass, and the test went on and passed"
+        )
+        remedy = "let CiqFailure, or the skip, end the test; who expects one calls a verb, without the mark"
         return f"{message}\n  to do: {remedy}"
     if asked:
         answered = set() if helper is None else helper.answered

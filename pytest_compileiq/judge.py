@@ -63,6 +63,8 @@ class Judge:
         self._assembler = assembler
         #: What --ciq-accept writes when the whole test has passed, by the ACF's path.
         self.offers: dict[Path, Offer] = {}
+        #: What an isolated test may take. --ciq-retune gives a second half, from the search on.
+        self.seconds_in_all = settings.timeout
         self._benches: dict[int, tuple[object, Workbench | ObjectiveBench]] = {}
 
     def answer(
@@ -205,6 +207,7 @@ class Judge:
                 objective,
                 objectives=objectives or objective.objectives,
                 timeout=self.settings.timeout,
+                in_all=lambda: self.seconds_in_all,
                 ptxas=self._ptxas_version(),
             )
         else:

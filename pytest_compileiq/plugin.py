@@ -179,14 +179,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     _read_marks(item)
     chosen = item.config.stash[state.SETTINGS]
     if chosen.retune is not None and chosen.gpu is not None and "ciq" in fixtures:
-        from pytest_compileiq.retune.again import Again
+        from pytest_compileiq.retune.again import stand_by
 
-        item.stash[state.AGAIN] = Again(item)  # before any fixture that starts CUDA
+        item.stash[state.AGAIN] = stand_by(item)  # before any fixture that starts CUDA
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    if state.AGAIN in item.stash:
-        item.stash[state.AGAIN].close()
+    if (again := item.stash.get(state.AGAIN, None)) is not None:
+        again.close()
 
 
 def _read_marks(item: pytest.Item) -> None:

@@ -53,7 +53,8 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
 
         candidate = item.stash.get(again.CANDIDATE, None)
         if candidate is not None:
-            settings = settings.but(budget=min(settings.budget, scores.TIMED))
+            # Its own test and the candidate before are on the GPU too; the winner is tested again.
+            settings = settings.but(budget=min(settings.budget, scores.TIMED), clocks="observe")
     stopwatch: Stopwatch | None = None
     if settings.gpu is not None:
         from pytest_compileiq import device
@@ -147,7 +148,13 @@ def ciq_search(request: pytest.FixtureRequest) -> Iterator[CiqSearch]:
     runs it. ``ciq_search.diagnose(result)`` names what is wrong with its result.
     """
     from pytest_compileiq import searching
+    from pytest_compileiq.errors import GpuError
 
     settings = request.config.stash[state.SETTINGS]
-    with searching.searches(request, settings, request.node.stash[state.LEFT]) as made:
-        yield made
+    try:
+        with searching.searches(request, settings, request.node.stash[state.LEFT]) as made:
+            yield made
+        return
+    except GpuError as error:  # the last user of the GPU: clocks that were not given back
+        complaint = str(error)
+    pytest.fail(complaint, pytrace=False)

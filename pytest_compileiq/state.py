@@ -23,7 +23,7 @@ HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
 CALLED: pytest.StashKey[bool] = pytest.StashKey()
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
 #: What can run the test again for --ciq-retune, from before its setup to its end.
-AGAIN: pytest.StashKey[Again] = pytest.StashKey()
+AGAIN: pytest.StashKey[Again | None] = pytest.StashKey()
 #: What a test leaves for the report beside its verdicts: names of ``records`` and values.
 LEFT: pytest.StashKey[list[tuple[str, object]]] = pytest.StashKey()
 #: Why --ciq-gpu could not be had, from the hook that may not stop the session to the one that may.

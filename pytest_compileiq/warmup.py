@@ -31,7 +31,7 @@ def warm_up(config: pytest.Config) -> None:
     cache = sys.modules.get("triton.runtime.cache")
     on_gpu = config.stash[state.SETTINGS].gpu is not None
     for name in (*_OURS, *_TRITONS * (cache is not None), *_GPUS * on_gpu):
-        with suppress(ImportError):
+        with suppress(Exception):
             importlib.import_module(name)
     with suppress(Exception):
         state.assembler(config).ptxas()

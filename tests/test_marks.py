@@ -50,6 +50,16 @@ HIDDEN = {
 }
 
 
+def test_a_skip_is_not_hidden_by_the_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        f"{GOOD}import pytest\n@pytest.mark.ciq_max_cv(5)\ndef test(ciq):\n"
+        "    with pytest.raises(pytest.skip.Exception): ciq.check(good)"
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["ciq_max_cv did not pass, and the test went on*"])
+
+
 @pytest.mark.parametrize("how", HIDDEN)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failed_mark_is_not_hidden_by_the_test(pytester: pytest.Pytester, how: str) -> None:
@@ -60,7 +70,7 @@ def test_a_failed_mark_is_not_hidden_by_the_test(pytester: pytest.Pytester, how:
     result = pytester.runpytest("-W", "ignore")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["ciq_objective failed, and the test went on*", "*to do: let CiqF*"]
+        ["ciq_objective did not pass, and the test went on*", "*to do: let CiqF*"]
     )
 
 

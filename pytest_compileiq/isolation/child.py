@@ -80,14 +80,18 @@ def keep(name: str, value: object, *, instead: bool = False) -> None:
 def run_again(item: pytest.Item) -> None:
     """Set up, call and tear down an item in a fork of its process that was made before its setup.
 
-    Nothing is reported, and no plugin's hooks around it run. Raises what the test raises.
+    Nothing is reported, and no plugin's hooks around it run: fixtures that wait for one, as
+    tmp_path does, fail to end, and are left. Raises what setup and call raise.
     """
     state = item.session._setupstate
+    for finalizers, _ in state.stack.values():
+        finalizers.clear()  # of fixtures that live on in the process that this is a fork of
     try:
         state.setup(item)
         item.runtest()
     finally:
-        state.teardown_exact(None)
+        with contextlib.suppress(BaseException):
+            state.teardown_exact(None)
 
 
 class Channel:

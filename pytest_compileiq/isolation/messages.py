@@ -37,7 +37,7 @@ class Kind(StrEnum):
     PID = "pid"  # number, process id
     EXIT = "exit"  # number, exit code (negative for a signal)
     NO_FORK = "no-fork"  # number, the operating system's error
-    # pytest -> zygote
+    # pytest -> zygote, and the first of them, without its number, on to the child
     RUN = "run"  # number, Request's fields; with the child's channel and stack file
     INTERRUPT = "interrupt"  # number
     KILL = "kill"  # number

@@ -1,9 +1,9 @@
 """The zygote: a process that pytest forks once, and that forks a child for each isolated test.
 
 It has what was imported at the fork, no threads, and never touches a GPU. It serves one
-request at a time until pytest closes its end, or dies. While a child runs the next one is
-forked, and stands by: with torch imported a fork takes 5 ms. Every process that a test leaves
-behind becomes the zygote's own child (it is a subreaper), and is killed with it.
+request at a time until pytest closes its end, or dies. The child for the next request is forked
+before that comes, and stands by: with torch imported a fork takes 5 ms. Every process that a
+test leaves behind becomes the zygote's own child (it is a subreaper), and is killed with it.
 """
 
 from __future__ import annotations

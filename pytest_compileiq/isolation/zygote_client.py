@@ -199,6 +199,9 @@ class ZygoteClient:
 
     def close(self) -> str:
         """Close the socket: the zygote kills what is left and ends. Returns how it ended."""
+        with contextlib.suppress(OSError):
+            # A fork that a test has left may hold this end open; a shutdown reaches all copies.
+            self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         if self.pid == 0:
             return self._how_it_ended

@@ -32,6 +32,15 @@ from pytest_compileiq.retune.scores import Answered, Candidate
 CANDIDATE: pytest.StashKey[Candidate] = pytest.StashKey()
 #: Seconds that the search's process gets beyond the search's own limit.
 _GRACE = 60.0
+#: Of the time that is left to an isolated test: more would end it before it can tell.
+_OF_TEST = 0.95
+
+
+def stand_by(item: pytest.Item) -> Again | None:
+    """The process beside a test; None where none can be had, which only a search has to tell."""
+    with contextlib.suppress(OSError, LostError):
+        return Again(item)
+    return None
 
 
 class Again:
@@ -62,7 +71,8 @@ class Again:
         said: list[tuple[Any, ...]] = []
         request = (dict(os.environ), number, kernel, asdict(hunt))
         try:
-            ended = self._client.run(request, hunt.seconds + _GRACE, said.append)
+            limit = min(hunt.seconds + _GRACE, _OF_TEST * child.seconds_left())
+            ended = self._client.run(request, limit, said.append)
         except (LostError, NotStartedError) as error:
             raise CiqError(f"the process of the search: {error}") from error
         done = next((message[1:] for message in said if message[0] == Kind.DONE), None)

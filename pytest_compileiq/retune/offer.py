@@ -43,8 +43,8 @@ _CURABLE = frozenset(
         Reason.KERNEL_CHANGED,
     }
 )
-#: Of --ciq-timeout: what a search may take, and what it leaves of an isolated test's time, so
-#: that its winner can be tested before the process is killed.
+#: Of --ciq-timeout: what a search may take, and what it leaves of an isolated test's time (twice
+#: --ciq-timeout), so that its winner can be tested before the process is killed.
 _SEARCH, _RESERVE = 0.75, 0.5
 
 
@@ -74,6 +74,7 @@ class Retuning:
 def retune(verdict: Verdict, asked: Retuning) -> Verdict:
     """The failed verdict with an offer in its remedy; with --ciq-accept, the winner's verdict."""
     folder, seed = _new_folder(asked.report)
+    asked.judging.seconds_in_all = asked.judging.settings.test_timeout
     try:
         space = _space(asked)
         goal = _goal(asked)
@@ -164,6 +165,15 @@ def _search(asked: Retuning, goal: scores.Goal, space: str, folder: Path, seed: 
         workers=1 if settings.gpu else len(os.sched_getaffinity(0)),
         seed=seed,
     )
+    if goal.timed:
+        if asked.again is None:
+            raise CiqError(
+                "the test could not be made ready to be run again for each candidate",
+                remedy="make ciq an argument of the test, not of request.getfixturevalue; and see "
+                "whether this machine is out of processes or memory",
+            )
+        assert asked.judging.stopwatch is not None
+        asked.judging.stopwatch.hold()  # the candidates then neither wait for it nor lock its clocks
     # What this process has started (CUDA, a watch over the GPU) does not work in its forks.
     if asked.again is not None and (goal.timed or probes.cuda_is_started()):
         return asked.again.search(asked.number, name_of(asked.bench), hunt)
@@ -221,6 +231,8 @@ def _offer(
             shutil.copy2(former, folder / f"former-{former.name}")
         write_whole(place, content)
         _sidecar.write(place, described)
+        # What checks before the search would have --ciq-accept write is of the former file.
+        judging.offers.pop(place, None)
     except OSError as error:
         told = f"{won}, and {place} cannot be written ({error.strerror})"
         return _with_remedy(verdict, told, folder, {**numbers, "won": True})

@@ -284,8 +284,7 @@ def open_search(
                 _least(max_seconds, given.budget.max_seconds),
             ),
         )
-        forking.tally = tally = getattr(ours, "tally", forking.tally)
-        chosen = forking
+        chosen, tally = forking, forking.tally
     else:
         tally = Tally()
         with start_method_kept(theirs=False):

@@ -208,12 +208,20 @@ class ObjectiveBench:
     """An objective on the bench of one test. First answers are kept, repeats are new calls."""
 
     def __init__(
-        self, objective: Objective, *, objectives: int, timeout: float, ptxas: str | None
+        self,
+        objective: Objective,
+        *,
+        objectives: int,
+        timeout: float,
+        in_all: Callable[[], float],
+        ptxas: str | None,
     ) -> None:
+        """``timeout`` is for a call, ``in_all`` for those of an isolated test, in seconds."""
         self.objective = objective
         self.objectives = objectives
         self.ptxas = ptxas  # the version of the session's ptxas, where there is one
         self.timeout = timeout
+        self._in_all = in_all
         self.longest = 0.0  # seconds of the longest call so far
         self._first: dict[str, Evaluation] = {}
 
@@ -225,7 +233,7 @@ class ObjectiveBench:
         """
         if not child.inside():
             return self.timeout
-        return _OF_TEST * (self.timeout - child.elapsed())
+        return min(self.timeout, _OF_TEST * (self._in_all() - child.elapsed()))
 
     def evaluate(self, acf: Acf | None) -> Evaluation:
         key = "" if acf is None else acf.sha256

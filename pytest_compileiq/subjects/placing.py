@@ -40,7 +40,8 @@ def place(args: Sequence[Any], random: Random) -> list[Any]:
     (Triton's descriptors and reinterpreted tensors) is made anew around it; any other array
     becomes a cuda-core Buffer. Each keeps the copies alive. Arrays that share memory still do,
     and the copies hold what the arrays hold when the current stream gets there. Numbers are
-    handed on. Raises CiqError for an array that is not on a GPU.
+    handed on, and torch tensors in pinned memory of the host. A view of a large storage so costs
+    the whole of it, once a unit. Raises CiqError for another array that is not on a GPU.
     """
     arrays = [_array(arg) for arg in args]
     spans = [Span(0, 0) if array is None else _memory(array) for array in arrays]
@@ -103,11 +104,12 @@ def layout(spans: Sequence[Span], random: Random) -> tuple[list[Span], list[int]
 
 
 def _array(arg: Any) -> Any:
-    """The array that an argument is or stands around; None for a number."""
+    """The array that an argument is or stands around; None for what has no seat on the GPU."""
     base = getattr(arg, "base", None)
-    if _is_tensor(base):
-        return base
-    return arg if is_buffer(arg) else None
+    array: Any = base if _is_tensor(base) else arg
+    if not is_buffer(array) or (_is_tensor(array) and not array.is_cuda and array.is_pinned()):
+        return None
+    return array
 
 
 def _is_tensor(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -46,14 +47,16 @@ def run(argv: Sequence[str | Path], *, timeout: float) -> Finished:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that a wrapper's children can be killed with it
         )
-        returncode = None
+        death = os.pidfd_open(process.pid)
         try:
-            returncode = process.wait(timeout)
-        except BaseException as error:
+            poller = select.poll()  # Popen.wait(timeout) looks only every 50 ms
+            poller.register(death, select.POLLIN)
+            ended = bool(poller.poll(timeout * 1000))
+        finally:
+            os.close(death)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
+                os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the id is still its own
+            returncode = process.wait()
         output.seek(0)
-        return Finished(words, returncode, output.read().decode(errors="replace"))
+        text = output.read().decode(errors="replace")
+        return Finished(words, returncode if ended else None, text)

@@ -8,7 +8,8 @@ import re
 # All of these take time in proportion to the text: PTX of 20 MB is not rare.
 _ENTRY = re.compile(r"(?<![\w$.%])\.entry\s+([\w$]+)")
 _TARGET = re.compile(r"(?<![\w$.%])\.target\s+(\w+)")
-_COMMENT = re.compile(r"/\*.*?(?:\*/|\Z)|//[^\n]*", re.DOTALL)
+# Strings first: the path in a .file may hold what looks like a comment.
+_COMMENT = re.compile(r'("[^"\n]*")|/\*.*?(?:\*/|\Z)|//[^\n]*', re.DOTALL)
 _STRING = re.compile(r'"[^"\n]*"')
 # Lines that name source files and line numbers. They move when an unrelated line of the source
 # moves, or when the checkout lies in another folder, and change no code.
@@ -28,7 +29,11 @@ def target(text: str) -> str | None:
 
 
 def _code(text: str) -> str:
-    return _STRING.sub('""', _COMMENT.sub("", text))
+    return _STRING.sub('""', _uncommented(text))
+
+
+def _uncommented(text: str) -> str:
+    return _COMMENT.sub(lambda match: match[1] or "", text)
 
 
 def normalised_sha256(text: str) -> str:
@@ -36,7 +41,7 @@ def normalised_sha256(text: str) -> str:
 
     Two compilations of one kernel from two folders hash alike; a changed instruction does not.
     """
-    text = _DEBUG_SECTION.sub("", _COMMENT.sub("", text))
+    text = _DEBUG_SECTION.sub("", _uncommented(text))
     lines = (" ".join(line.split()) for line in text.splitlines())
     kept = [line for line in lines if line and not _DEBUG.match(line)]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()

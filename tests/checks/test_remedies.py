@@ -134,7 +134,11 @@ def test_an_objective_s_baseline_is_the_baseline_in_progress(
     said: list[str] = []
     monkeypatch.setattr(objective.child, "progress", lambda arm, **_: said.append(arm))
     bench = objective.ObjectiveBench(
-        objective.Objective(lambda config: 1, contained=False), objectives=1, timeout=9, ptxas=None
+        objective.Objective(lambda config: 1, contained=False),
+        objectives=1,
+        timeout=9,
+        in_all=lambda: 9,
+        ptxas=None,
     )
     bench.evaluate(None)
     bench.repeat(Acf(Path("best.acf"), b"acf"))

@@ -31,7 +31,11 @@ class Watch:
 
 def judged(function: Callable[[Any], Any], *, timeout: float, contained: bool = False) -> Verdict:
     bench = ObjectiveBench(
-        Objective(function, contained=contained), objectives=1, timeout=timeout, ptxas=None
+        Objective(function, contained=contained),
+        objectives=1,
+        timeout=timeout,
+        in_all=lambda: timeout,
+        ptxas=None,
     )
     first = {None: (1.0,), ACF: (1.0,)}
     rule, watch = decide.win(1.0), cast(Stopwatch, Watch())
@@ -135,3 +139,17 @@ def test_scores_without_a_ratio() -> None:
     verdict = judged(lambda config: chance.gauss(0, 1), timeout=20.0)
     assert (verdict.status, verdict.reason) == ("fail", "invalid-score")
     assert "scores at or below 0 have no ratio" in verdict.message
+
+
+def test_a_search_gives_calls_the_second_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 150 s of a test that may take 100, and with --ciq-retune 200, there are 50 left."""
+    in_all = [100.0]
+    monkeypatch.setattr("pytest_compileiq.isolation.child.inside", lambda: True)
+    monkeypatch.setattr("pytest_compileiq.isolation.child.elapsed", lambda: 150.0)
+    objective = Objective(lambda config: 1.0, contained=False)
+    bench = ObjectiveBench(
+        objective, objectives=1, timeout=100, in_all=lambda: in_all[0], ptxas=None
+    )
+    assert bench.seconds_left() < 0
+    in_all[0] = 200.0
+    assert 40 < bench.seconds_left() <= 50

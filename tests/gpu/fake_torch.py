@@ -50,6 +50,9 @@ class Tensor:
     def is_contiguous(self) -> bool:
         return len(self._stride) == 1
 
+    def is_pinned(self) -> bool:
+        return self.device == "pinned"
+
     def size(self) -> Any:
         return self._size
 

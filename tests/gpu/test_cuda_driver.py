@@ -211,6 +211,8 @@ def test_tensors_move_with_their_storages(
     assert n == 7
     with pytest.raises(CiqError, match="it is on cpu"):
         place((whole, fake_torch.empty(1, fake_torch.half, "cpu")), Random(1))
+    host = fake_torch.empty(1, fake_torch.half, "pinned")  # what a GPU can read from the host
+    assert place((whole, host), Random(1))[1] is host
 
 
 @dataclass

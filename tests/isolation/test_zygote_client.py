@@ -237,3 +237,20 @@ client.close()
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_fork_that_holds_its_socket_does_not_hold_up_its_end() -> None:
+    """As a worker of multiprocessing does that a test has left running."""
+    client = ZygoteClient(lambda request, channel, stacks: 0, list)
+    client.ready()
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        began = time.monotonic()
+        client.close()
+        assert time.monotonic() - began < zygote_client.CLOSE_LIMIT / 2
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

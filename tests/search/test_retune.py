@@ -110,6 +110,29 @@ def test_accept_takes_the_winner_and_keeps_the_former(
     run_json()[0].assert_outcomes(passed=1)
 
 
+def test_accept_describes_the_winner_and_not_what_checks_before_it_saw(
+    useless: pytest.Pytester, run_json: RunJson
+) -> None:
+    """ciq_resources passes with the committed ACF, before the win fails and is searched for."""
+    useless.makepyfile(
+        """
+        import pytest
+        from pytest_compileiq import PtxKernel
+
+        @pytest.mark.ciq_resources(acf="best.acf", max_registers=255)
+        @pytest.mark.ciq_beats_baseline("best.acf")
+        def test_win(ciq):
+            ciq.check(PtxKernel("sgemm.ptx", arch="sm_90"))
+        """
+    )
+    result, (*_, record) = run_json("--ciq-retune=1", "--ciq-accept")
+    result.assert_outcomes(passed=1)
+    assert record["numbers"]["retuned"]["won"] is True
+    content = (useless.path / "best.acf").read_bytes()
+    described = json.loads((useless.path / "best.acf.json").read_text())
+    assert described["sha256"] == hashlib.sha256(content).hexdigest()
+
+
 def test_nothing_better_is_said(useless: pytest.Pytester, run_json: RunJson) -> None:
     by_bytes(useless, better="500")
     result, (record,) = run_json("--ciq-retune=1")

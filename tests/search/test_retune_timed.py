@@ -49,8 +49,18 @@ def pytest_ciq_time_block(config, kernel, arm, launch):
     launch()
     return SECONDS.pop() * random.gauss(1, 0.001)
 
+@pytest.fixture(scope="session")
+def server():
+    note("begun")
+    yield
+    note("ended")
+
+def note(name):
+    with PIDS.with_name(name).open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+
 @pytest.fixture
-def kernel():
+def kernel(server, tmp_path):
     assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0  # as torch.rand(..., device="cuda") would
     with PIDS.open("a") as file:
         file.write(f"{os.getpid()}\\n")
@@ -98,7 +108,8 @@ def run(
 def test_time_is_lessened_on_a_gpu(run: Run, tmp_path: Path, isolate: str) -> None:
     suite = tmp_path / "suite"
     committed = (suite / "best.acf").read_bytes()
-    session, (record,) = run(WIN, f"--ciq-isolate={isolate}", "--ciq-timeout=60")
+    source = f"def test_before(server): pass\n{WIN}"
+    session, (record,) = run(source, f"--ciq-isolate={isolate}", "--ciq-timeout=60")
     assert (record["status"], record["reason"]) == ("fail", "slower"), session.text()
     assert record["numbers"]["timed"] is True
     told = record["numbers"]["retuned"]
@@ -123,6 +134,9 @@ def test_time_is_lessened_on_a_gpu(run: Run, tmp_path: Path, isolate: str) -> No
     pids = (suite / "pids").read_text().split()
     assert len(set(pids)) == len(pids) > told["candidates"]
     assert session.text().count("a fixture's own words") == 1
+    # And none of them ended what another process had set up.
+    begun, ended = (sorted((suite / name).read_text().split()) for name in ("begun", "ended"))
+    assert begun == ended
     # The command that is printed takes it, and then the test passes.
     shutil.copy(report / "best.acf", suite)
     shutil.copy(report / "best.acf.json", suite)

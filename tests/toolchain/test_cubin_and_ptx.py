@@ -96,3 +96,11 @@ def test_the_hash_ignores_noise_and_sees_changes() -> None:
     assert _ptx.normalised_sha256(noise) == _ptx.normalised_sha256(TINY)
     for old, new in (("add.f32", "sub.f32"), ("0f3F800000", "0f40000000"), ("tiny", "tony")):
         assert _ptx.normalised_sha256(TINY.replace(old, new)) != _ptx.normalised_sha256(TINY)
+
+
+def test_a_comment_inside_a_string_is_none() -> None:
+    """A path in a .file directive may hold /*, and what follows it is code."""
+    text = '.target sm_90\n.file 1 "/tmp/*/x.cu"\n.visible .entry f() {{ {}.f32 %f1, %f2, %f3; ret; }}\n'
+    assert _ptx.entries(text.format("add")) == ["f"]
+    hashes = {_ptx.normalised_sha256(text.format(name)) for name in ("add", "sub")}
+    assert len(hashes) == 2
