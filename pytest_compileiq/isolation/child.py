@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -84,8 +84,13 @@ def run_again(item: pytest.Item) -> None:
     tmp_path does, fail to end, and are left. Raises what setup and call raise.
     """
     state = item.session._setupstate
+    # Not the ends of fixtures that live on in the process of which this is a fork.
     for finalizers, _ in state.stack.values():
-        finalizers.clear()  # of fixtures that live on in the process that this is a fork of
+        finalizers.clear()
+    for definitions in cast(pytest.Function, item)._fixtureinfo.name2fixturedefs.values():
+        for definition in definitions:
+            if definition.cached_result is not None:  # pytest 8 has each user end it
+                definition._finalizers.clear()
     try:
         state.setup(item)
         item.runtest()
