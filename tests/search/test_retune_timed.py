@@ -224,3 +224,13 @@ def test_noise(ciq):
     # One run in twenty may take two equal things for a win; none may be killed.
     assert record["reason"] in (None, "undecided"), session.text()
     assert record["numbers"]["calls"] > 0
+
+
+def test_a_test_that_cannot_be_run_again_is_told_why(run: Run) -> None:
+    """Not searched by another score than the one that was asked for."""
+    source = WIN.replace("(ciq, kernel)", "(request, kernel)").replace(
+        "ciq.check", 'request.getfixturevalue("ciq").check'
+    )
+    session, (record,) = run(source, "--ciq-isolate=off")
+    assert (record["status"], record["reason"]) == ("fail", "slower"), session.text()
+    assert "make ciq an argument of the test" in record["remedy"]

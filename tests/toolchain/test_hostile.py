@@ -7,6 +7,7 @@ import signal
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pytest_compileiq.errors import AcfError, CiqError
 from pytest_compileiq.subjects.kernel import Arm, Workbench
 from pytest_compileiq.subjects.ptx import PtxKernel
 from pytest_compileiq.toolchain import acf as _acf
+from pytest_compileiq.toolchain import process
 from pytest_compileiq.toolchain import ptx as _ptx
 from pytest_compileiq.toolchain import sidecar as _sidecar
 from pytest_compileiq.toolchain.assembler import Assembler
@@ -202,3 +204,14 @@ def test_a_path_that_is_no_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(AcfError, match="cannot be read") as raised:
         _acf.load(tmp_path / name)
     assert raised.value.reason == "rejected"
+
+
+def test_what_a_wrapper_leaves_running_ends_with_it() -> None:
+    done = process.run(["sh", "-c", "sleep 60 & echo $!"], timeout=10)
+    assert done.returncode == 0
+    stat = Path("/proc", done.output.strip(), "stat")
+    deadline = time.monotonic() + 5
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while ") Z" not in stat.read_text():  # a zombie waits for nobody but init
+            assert time.monotonic() < deadline, "the wrapper's child still runs"
+            time.sleep(0.01)
