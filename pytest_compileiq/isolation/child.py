@@ -132,7 +132,7 @@ class Hooks:
         self._crash_properties = crash_properties
         self._item: pytest.Item | None = None
         self._failed = False
-        self._death: Properties = []
+        self._death: Properties | None = None
 
     def run(self, item: pytest.Item) -> None:
         """Run one item through the whole hook, so that all wrappers of it work here too."""
@@ -166,32 +166,38 @@ class Hooks:
         from pytest_compileiq.isolation import probes
 
         report = yield
-        if self._death:  # the last report of a test is the one that counts
-            report.user_properties[:] = self._death
-            return report
-        if (error := probes.sticky_cuda_error()) is None:
-            return report
+        known = [*(report.user_properties or self.channel.kept)]
+        if self._death is None:
+            if (error := probes.sticky_cuda_error()) is None:
+                return report
+            self._death = self._tell_death(item, report, known, error)
+        # The last report of a test is the one that counts.
+        report.user_properties[:] = [*known, *self._death]
+        return report
+
+    def _tell_death(
+        self, item: pytest.Item, report: pytest.TestReport, known: Properties, error: str
+    ) -> Properties:
+        """Make a failure of the report; returns the properties that it gets beside the known."""
         from pytest_compileiq.isolation import crash
         from pytest_compileiq.verdict import Reason
 
         progress = self.channel.progress
-        kept = tuple(report.user_properties) or tuple(self.channel.kept)
         died = crash.Crash(
             Reason.CRASHED,
             f"the CUDA context died of {error}",
             progress,
             remedy=crash.remedy_at(progress),
-            kept=kept,
+            kept=known,
         )
-        self._death = list(self._crash_properties(item, died))
-        report.user_properties[:] = self._death
-        if report.failed:
-            report.sections.append(("isolated test", died.text_for_people))
-        else:  # passed, skipped, or expected to fail: none of them is an answer any more
+        news = self._crash_properties(item, died)[len(known) :]
+        if not report.failed:  # passed, skipped, or expected to fail: no answer any more
             report.outcome = "failed"
             report.longrepr = crash.longrepr(item, died)
             vars(report).pop("wasxfail", None)
-        return report
+        elif news:
+            report.sections.append(("isolated test", died.text_for_people))
+        return news
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any

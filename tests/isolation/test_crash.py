@@ -414,6 +414,42 @@ def test_2(ciq): raise ValueError  # CUDA was never loaded here
     assert [record["reason"] for record in records] == ["crashed"] * sticky
 
 
+@pytest.mark.parametrize(("dies", "told"), [("", 1), ("b.acf", 1), ("c.acf", 2)])
+def test_a_check_that_saw_the_context_die_has_said_it(
+    suite: Suite, dead_cuda: Callable[[int], Path], dies: str, told: int
+) -> None:
+    """One record for one death; that of another arm is another."""
+    suite.write(
+        test_a=f"""
+import ctypes
+from pytest_compileiq import state
+from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+def test_1(ciq, request):
+    said = Verdict(
+        check=Check.WIN, kernel="attn", status=Status.FAIL, reason=Reason.CRASHED,
+        message="b.acf: the launch failed before timing: an illegal address",
+    )
+    request.node.stash[state.VERDICTS].append(said)
+    request.node.user_properties.append(("a", "before"))
+    request.addfinalizer(lambda: request.node.user_properties.append(("b", "after")))
+    progress("{dies}", kernel="attn" if "{dies}" else "", check="win" if "{dies}" else "")
+    ctypes.CDLL("{dead_cuda(700)}")
+    raise RuntimeError
+""",
+        conftest="""
+def pytest_runtest_logreport(report):
+    if not inside() and report.when == "teardown":
+        jot([value for name, value in report.user_properties if name in "ab"])
+""",
+    )
+    result = suite.run("--ciq-json=x.json")
+    assert result.counts == {"failed": 1}
+    records = json.loads((suite.path / "x.json").read_text())["records"]
+    assert [record["reason"] for record in records] == ["crashed"] * told, result.out
+    assert ("the CUDA context died" in result.out) == (told == 2)
+    assert suite.jots == ["main ['before', 'after']"]
+
+
 def test_an_end_without_all_reports_is_a_crash(suite: Suite) -> None:
     """A plugin that takes the last report away has hidden whether the teardown failed."""
     suite.write(
