@@ -31,9 +31,8 @@ import tables
 from pytest_compileiq.measure import decide
 from pytest_compileiq.measure.decide import Rule
 from pytest_compileiq.measure.opaque import OpaqueTest
-from pytest_compileiq.measure.scale import pilot_scale
 from pytest_compileiq.measure.spread import SpreadTest, classic_cv
-from pytest_compileiq.measure.units import Budget, Comparison, Plan, Side, Timed, run
+from pytest_compileiq.measure.units import Budget, Comparison, Plan, Side, Timed, Unit, run
 from pytest_compileiq.verdict import Reason, Status
 
 UNITS = 246  # 16 pilot launches and 4 a unit in a budget of 1000
@@ -229,13 +228,12 @@ def as_recorded(traces: Path) -> dict[str, Any]:
     for trace in noise.read_traces(traces / "h200_aa_seats_gated.json.gz").values():
         for process in trace.quads:
             pilot = np.exp(np.concatenate([quad for _, quad in process[:4]])).tolist()
-            rule = decide.Rule(ratio=1.0, alpha_pass=0.05, alpha_fail=0.05)
-            judge = decide.Judge(rule, pilot_scale(pilot))
+            one = Comparison("kernel", decide.Rule(ratio=1.0, alpha_fail=0.05), pilot, 0)
             for order, quad in process[4:]:
-                sign = 0.5 if order == "ABBA" else -0.5
-                if judge.outcome is None:
-                    judge.feed(sign * float(quad[0] - quad[1] - quad[2] + quad[3]))
-            end = judge.end(decide.End.BUDGET)
+                if one.outcome is None:
+                    plan = Plan(tuple(Side), tuple(Side), tuple(map(Side, order)))
+                    one.add(Unit(plan, Timed(tuple(np.exp(quad).tolist()))))
+            end = one.judge.end(decide.End.BUDGET)
             count["sessions"] += 1
             count["faster"] += end.status is Status.PASS
             count["slower"] += end.reason is Reason.SLOWER

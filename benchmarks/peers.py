@@ -67,14 +67,24 @@ def measure(run: Run, kernel: str, deadline: Deadline) -> None:
 
 
 def tables(records: Sequence[Record]) -> list[str]:
+    rows = [[row for row in (_ours(record), *_others(record)) if row] for record in records]
     lines = ["", "On identical kernels every claim is false; in the other cases one is right."]
-    for record in records:
-        rows = [row for row in (_ours(record), *_others(record)) if row]
+    lines += _overview(records, rows)
+    for record, found in zip(records, rows, strict=True):
         lines += ["", f"## {record['kernel']}, {record['check']}"]
         lines += runner.table(
-            "rule | says faster | says slower | sessions | launches | wall a verdict", rows
+            "rule | says faster | says slower | sessions | launches | wall a verdict", found
         )
     return lines + _audits([one for one in records if one["check"] == IDENTICAL])
+
+
+def _overview(records: Sequence[Record], rows: Sequence[Sequence[Sequence[str]]]) -> list[str]:
+    """One line a rule: its claims "faster" and "slower" on each kernel."""
+    columns = ["rule", *(f"{one['kernel']}, {one['check']}" for one in records)]
+    claims = [{name: f"{up} / {down}" for name, up, down, *_ in found} for found in rows]
+    names = dict.fromkeys(name for found in claims for name in found)
+    table = [[name, *(found.get(name, "-") for found in claims)] for name in names]
+    return ["", '"faster" / "slower":', *runner.table(" | ".join(columns), table)]
 
 
 def _ours(record: Record) -> list[str]:

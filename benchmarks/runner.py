@@ -185,7 +185,19 @@ def _head(doc: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _tables(documents: Sequence[Mapping[str, Any]], tables: Tables) -> list[str]:
-    return tables([record for one in documents for record in one["records"]])
+    return tables(_merged([record for one in documents for record in one["records"]]))
+
+
+def _merged(records: Sequence[Record]) -> list[Record]:
+    """The sessions of a kernel and check in one record, of however many runs they are."""
+    found: dict[tuple[str, str], Record] = {}
+    for record in records:
+        key = record["kernel"], record["check"]
+        known = found.setdefault(key, {})
+        for name, value in record.items():
+            more = isinstance(value, list) and name in known
+            known[name] = [*known[name], *value] if more else value
+    return list(found.values())
 
 
 def table(columns: str, rows: Sequence[Sequence[object]]) -> list[str]:

@@ -25,7 +25,6 @@ from pytest_compileiq.measure.units import (
     Timed,
     TimeUnit,
     Unit,
-    log_ratio,
     run,
 )
 from pytest_compileiq.verdict import Status
@@ -61,7 +60,8 @@ def rule_of(alpha: float) -> Rule:
 class Audit:
     """What sessions of a kernel against itself came to.
 
-    ``unit_sd``: standard deviation of one unit's log-ratio. ``half_width``: of the interval at
+    ``unit_sd``: standard deviation of one unit's log-ratio as it was judged, so without what the
+    order of its blocks did. ``half_width``: of the interval at
     a session's end, log units, the median: a smaller difference is not to be told here.
     """
 
@@ -180,13 +180,7 @@ def summary(name: str, alpha: float, comparisons: Sequence[Comparison]) -> Audit
         for one in comparisons
         if one.outcome is not None and one.outcome.end is End.DECIDED
     ]
-    ratios = [
-        log_ratio(unit.plan.order, unit.timed.seconds)
-        for one in comparisons
-        for unit in one.units
-        if unit.rejected is None
-    ]
-    ratios = [one for one in ratios if not math.isnan(one)]
+    ratios = [ratio for one in comparisons for ratio in one.judge.test.taken]
     widths = []
     for one in comparisons:
         low, high = one.judge.test.interval(alpha)

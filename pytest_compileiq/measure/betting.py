@@ -107,8 +107,9 @@ class BettingTest:
         self.missing = 0
         self.scale: Scale = RunningScale(scale) if isinstance(scale, int | float) else scale
         self._up = Capital(STAKES)
-        self._down = Capital(-STAKES)
-        self._d: list[float] = []
+        self.takenown = Capital(-STAKES)
+        #: The log-ratios that were taken in, one a unit.
+        self.taken: list[float] = []
         self._s: list[float] = []
 
     def update(self, d: float) -> None:
@@ -120,15 +121,15 @@ class BettingTest:
         s = self.scale.current
         psi = max(-1.0, min(1.0, (d - self.delta) / (CLIP * s)))
         self._up.bet(psi)
-        self._down.bet(psi)
-        self._d.append(d)
+        self.takenown.bet(psi)
+        self.taken.append(d)
         self._s.append(s)
         self.scale.add(d)
 
     @property
     def n(self) -> int:
         """Units taken in, without those that were NaN."""
-        return len(self._d)
+        return len(self.taken)
 
     @property
     def log_above(self) -> float:
@@ -136,7 +137,7 @@ class BettingTest:
 
     @property
     def log_below(self) -> float:
-        return self._down.log + self.prior[1]
+        return self.takenown.log + self.prior[1]
 
     @property
     def above(self) -> float:
@@ -151,14 +152,14 @@ class BettingTest:
     @property
     def mean(self) -> float:
         """Mean of the log-ratios, for comparison; NaN before the first."""
-        return math.fsum(self._d) / len(self._d) if self._d else math.nan
+        return math.fsum(self.taken) / len(self.taken) if self.taken else math.nan
 
     @property
     def estimate(self) -> float:
         """Huber's location of the log-ratios; NaN before the first."""
-        if not self._d:
+        if not self.taken:
             return math.nan
-        d, c = np.array(self._d), CLIP * np.array(self._s)
+        d, c = np.array(self.taken), CLIP * np.array(self._s)
 
         def is_above(delta: float) -> bool:
             return float(np.clip((d - delta) / c, -1.0, 1.0).sum()) < 0
@@ -176,9 +177,9 @@ class BettingTest:
         """
         if not 0 < alpha < 1:
             raise ValueError(f"alpha lies between 0 and 1, not at {alpha!r}")
-        if not self._d:
+        if not self.taken:
             return -math.inf, math.inf
-        d, c = np.array(self._d), CLIP * np.array(self._s)
+        d, c = np.array(self.taken), CLIP * np.array(self._s)
         threshold = math.log(1 / alpha)
         center = self.estimate
 

@@ -20,7 +20,9 @@ from pytest_compileiq.measure.spread import SpreadTest
 from pytest_compileiq.measure.units import Comparison, Health, Plan, Side, Timed, Unit
 from pytest_compileiq.verdict import Reason
 
-SCHEMA = 1
+SCHEMA = 2
+#: Units of this schema were judged with what the order of their blocks did to them.
+_WITH_ORDER_EFFECT = 1
 
 
 class RecordError(CiqError):
@@ -46,7 +48,7 @@ def record_units(comparison: Comparison) -> dict[str, object]:
     if comparison.outcome is None:
         raise ValueError(f"{comparison.name} has no outcome yet")
     return {
-        "schema": SCHEMA,
+        "schema": SCHEMA if comparison.order_effect else _WITH_ORDER_EFFECT,
         "kind": "units",
         "name": comparison.name,
         "seed": comparison.seed,
@@ -96,10 +98,10 @@ def replay(record: object) -> Replay:
             remedy="give a record that this plugin wrote into its JSON report",
         )
     kinds = {"units": _replay_units, "opaque": _replay_opaque, "spread": _replay_spread}
-    if record.get("schema") != SCHEMA or record["kind"] not in kinds:
+    if record.get("schema") not in (_WITH_ORDER_EFFECT, SCHEMA) or record["kind"] not in kinds:
         raise RecordError(
-            f"schema {record.get('schema')!r}, kind {record['kind']!r}: this version reads "
-            f"schema {SCHEMA} and the kinds {', '.join(kinds)}",
+            f"schema {record.get('schema')!r}, kind {record['kind']!r}: this version reads the "
+            f"schemas {_WITH_ORDER_EFFECT} and {SCHEMA} and the kinds {', '.join(kinds)}",
             remedy="use the version of the plugin that wrote the record",
         )
     with _whole():
@@ -136,6 +138,7 @@ def _comparison(record: Mapping[str, Any]) -> Comparison:
         pilot=[_number_in(one) for one in record["pilot"]],
         seed=record["seed"],
         block_seconds=_number_in(record["block_seconds"]),
+        order_effect=record["schema"] != _WITH_ORDER_EFFECT,
     )
     for index, stored in enumerate(record["units"]):
         unit = _unit_in(stored)

@@ -56,6 +56,31 @@ def scale_floor(block_seconds: float) -> float:
     return max(FLOOR, 0.5 * EVENT_QUANTUM / block_seconds)
 
 
+def median_deviation(values: Sequence[float]) -> float:
+    """Median of the distances of sorted ``values`` from their median; at least one is needed."""
+    n = len(values)
+    half = n // 2
+    if n % 2:
+        return _distance(values, values[half], half + 1)
+    center = 0.5 * (values[half - 1] + values[half])
+    return 0.5 * (_distance(values, center, half) + _distance(values, center, half + 1))
+
+
+def _distance(values: Sequence[float], center: float, count: int) -> float:
+    """How far from ``center`` the ``count`` nearest of the sorted values reach.
+
+    They lie side by side, so the first of them is found by bisection.
+    """
+    low, high = 0, len(values) - count
+    while low < high:
+        middle = (low + high) // 2
+        if center - values[middle] > values[middle + count] - center:
+            low = middle + 1
+        else:
+            high = middle
+    return max(center - values[low], values[low + count - 1] - center)
+
+
 class RunningScale:
     """The scale for the next unit, from the units before it and a pilot.
 
@@ -80,32 +105,8 @@ class RunningScale:
     def add(self, d: float) -> None:
         """Take in a finite log-ratio, after it was judged by the scale before it."""
         insort(self._sorted, d)
-        spread = max(MAD_TO_SD * self._deviation(), self.floor)
+        spread = max(MAD_TO_SD * median_deviation(self._sorted), self.floor)
         weight = min(1.0, len(self._sorted) / PILOT_UNITS)
         if weight < 1:
             spread = math.exp(weight * math.log(spread) + (1 - weight) * math.log(self.pilot))
         self._current = max(spread, self.floor)
-
-    def _deviation(self) -> float:
-        """Median of the distances from the median."""
-        values, n = self._sorted, len(self._sorted)
-        half = n // 2
-        if n % 2:
-            return self._distance(values[half], half + 1)
-        center = 0.5 * (values[half - 1] + values[half])
-        return 0.5 * (self._distance(center, half) + self._distance(center, half + 1))
-
-    def _distance(self, center: float, count: int) -> float:
-        """How far from ``center`` the ``count`` nearest values reach.
-
-        They lie side by side in the sorted list, so the first of them is found by bisection.
-        """
-        values = self._sorted
-        low, high = 0, len(values) - count
-        while low < high:
-            middle = (low + high) // 2
-            if center - values[middle] > values[middle + count] - center:
-                low = middle + 1
-            else:
-                high = middle
-        return max(center - values[low], values[low + count - 1] - center)

@@ -11,10 +11,11 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pytest_compileiq.measure.decide import End, Judge, Outcome, Rule
+from pytest_compileiq.measure.order import OrderEffect
 from pytest_compileiq.measure.scale import RunningScale, pilot_scale, scale_floor
 
 #: Launches of the baseline that give the pilot scale; they are the end of the warm-up.
@@ -33,6 +34,8 @@ _DISTURBING = {
 #: Clocks of a unit's blocks may differ by this much.
 _CLOCK_SPREAD = 0.02
 _CLOCK_CHANGE = "clock change"
+#: Units after which clocks are first looked at: fewer than any verdict takes.
+_FIRST_LOOK = 4
 _ATTEMPTS_BEFORE_PAUSE = 10
 _PAUSES = 3
 
@@ -100,6 +103,11 @@ class Unit:
     def log_ratio(self) -> float:
         return log_ratio(self.plan.order, self.timed.seconds)
 
+    @property
+    def sign(self) -> int:
+        """What a unit's coin says: 1 for ABBA and -1 for BAAB."""
+        return 1 if self.plan.order[0] is Side.BASE else -1
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -150,10 +158,12 @@ def reject(health: Health) -> str | None:
     for bit, name in _DISTURBING.items():
         if health.reasons & bit:
             return name
-    clocks = [one for one in health.mhz if one > 0]
-    if clocks and max(clocks) > (1 + _CLOCK_SPREAD) * min(clocks):
-        return _CLOCK_CHANGE
-    return None
+    return _CLOCK_CHANGE if _differ(health.mhz) else None
+
+
+def _differ(clocks: Sequence[float]) -> bool:
+    known = [one for one in clocks if one > 0]
+    return bool(known) and max(known) > (1 + _CLOCK_SPREAD) * min(known)
 
 
 @dataclass
@@ -162,6 +172,8 @@ class Comparison:
 
     ``pilot``: seconds of the baseline's last warm-up launches in a row. ``block_seconds``: how
     long a block lasts, for the resolution of the clock; taken from the pilot if not given.
+    ``order_effect``: judge units without what the order of their blocks does to them, as all are
+    but those of old records.
     """
 
     name: str
@@ -169,16 +181,13 @@ class Comparison:
     pilot: Sequence[float]
     seed: int
     block_seconds: float | None = None
+    order_effect: bool = True
     units: list[Unit] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        block = self.block_seconds
-        if block is None:
-            block = sorted(self.pilot)[len(self.pilot) // 2] if self.pilot else math.nan
-        scale = RunningScale(pilot_scale(self.pilot), scale_floor(block))
-        self.block_seconds = block
-        self.judge = Judge(self.rule, scale)
-        self.kept = 0
+        if self.block_seconds is None:
+            middle = sorted(self.pilot)[len(self.pilot) // 2] if self.pilot else math.nan
+            self.block_seconds = middle
         self._blocks = len(self.pilot)
         self._gpu_seconds = math.fsum(self.pilot)
         self._coins = Coins(self.seed, self.name)
@@ -186,6 +195,14 @@ class Comparison:
         #: product at the power limit moves its own clock by 2 % within most units (9 of 14 on an
         #: H200). To throw those away is an economy, not a need: the coin is as fair in them.
         self.clocks_move = False
+        self._begin()
+
+    def _begin(self) -> None:
+        assert self.block_seconds is not None
+        scale = RunningScale(pilot_scale(self.pilot), scale_floor(self.block_seconds))
+        self.judge = Judge(self.rule, scale)
+        self._order_effect = OrderEffect()
+        self.kept = 0
 
     @property
     def outcome(self) -> Outcome | None:
@@ -200,34 +217,60 @@ class Comparison:
         self.units.append(unit)
         self._blocks += len(unit.timed.seconds)
         self._gpu_seconds += unit.timed.gpu_seconds
-        if unit.rejected is None:
-            self.kept += 1
-            self.judge.feed(unit.log_ratio)
-        moved = self.rejected_for(_CLOCK_CHANGE)
-        if len(self.units) >= _ATTEMPTS_BEFORE_PAUSE and moved > 0.2 * len(self.units):
+        self._judge(unit)
+
+    def _judge(self, unit: Unit) -> None:
+        if unit.rejected is not None:
+            return
+        self.kept += 1
+        d = unit.log_ratio
+        known = self._order_effect.current if self.order_effect else 0.0
+        self.judge.feed(d - unit.sign * known)
+        if not math.isnan(d):
+            self._order_effect.add(unit.sign, d)
+
+    def look_at_clocks(self) -> None:
+        """Reject no more for moving clocks once half of the first four units, or a fifth of ten
+        or more, were rejected for that.
+
+        After four, when no verdict was possible yet, all is judged anew, with those units.
+        """
+        if self.clocks_move or self.outcome is not None:
+            return
+        timed, moved = len(self.units), self.rejected_for(_CLOCK_CHANGE)
+        if timed == _FIRST_LOOK and 2 * moved >= timed:
+            self.clocks_move = True
+            self.units = [
+                replace(one, rejected=None) if one.rejected == _CLOCK_CHANGE else one
+                for one in self.units
+            ]
+            self._begin()
+            for unit in self.units:
+                self._judge(unit)
+        elif timed >= _ATTEMPTS_BEFORE_PAUSE and moved > 0.2 * timed:
             self.clocks_move = True
 
     def rejected_for(self, cause: str) -> int:
         return sum(unit.rejected == cause for unit in self.units)
 
     @property
-    def rejections(self) -> dict[Side, int]:
-        """Rejected units by the label of the block with the lowest clock.
+    def lowest_clocks(self) -> dict[Side, int]:
+        """Units in which clocks moved, by the label of the block with the lowest.
 
-        The labels are looked up after the rejection. If the counts differ, the candidate
-        itself draws the clocks down or up: see :attr:`power_coupled`.
+        If the counts differ, the candidate itself draws the clocks down or up: see
+        :attr:`power_coupled`.
         """
         counts = dict.fromkeys(Side, 0)
         for unit in self.units:
             clocks = unit.timed.health.mhz
-            if unit.rejected is not None and clocks and min(clocks) < max(clocks):
+            if _differ(clocks):
                 counts[unit.plan.order[clocks.index(min(clocks))]] += 1
         return counts
 
     @property
     def power_coupled(self) -> bool:
-        """Whether rejections fall on one label more than a fair coin explains, at 1 %."""
-        few, many = sorted(self.rejections.values())
+        """Whether the lowest clock is one label's more often than a fair coin explains, at 1 %."""
+        few, many = sorted(self.lowest_clocks.values())
         n = few + many
         at_most_few: int = sum(math.comb(n, k) for k in range(few + 1))
         return 2 * at_most_few < 0.01 * 2.0**n
@@ -249,10 +292,10 @@ def run(
     """Time units until every comparison has an outcome.
 
     Each comparison gets eight units, then those still undecided take turns, so that their
-    units are spread over time. More than a fifth of the units rejected: if it was for their
-    clocks, units are kept from then on whatever their clocks do; else pause for 0.5, 1 and 2
-    seconds, and if more than half are rejected after that, the answer is ``unfit``. What
-    ``time_unit`` raises goes through.
+    units are spread over time. Of units rejected for their clocks see
+    :meth:`Comparison.look_at_clocks`. More than a fifth rejected for another cause: pause for
+    0.5, 1 and 2 seconds, and if more than half are rejected after that, the answer is
+    ``unfit``. What ``time_unit`` raises goes through.
     """
     budget = budget or Budget()
     waiting = [one for one in comparisons if one.outcome is None]
@@ -266,6 +309,7 @@ def run(
                 cause = reject(timed.health)
                 tolerated = cause == _CLOCK_CHANGE and one.clocks_move
                 one.add(Unit(plan, timed, None if tolerated else cause))
+                one.look_at_clocks()
                 _end_if_due(one, budget, pauses, pause)
                 if one.outcome is not None:
                     break

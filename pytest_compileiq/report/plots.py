@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pytest_compileiq.measure.samples import comparison_of
-from pytest_compileiq.measure.units import Comparison, Side
+from pytest_compileiq.measure.units import Side
 from pytest_compileiq.report import figures as _figures
 from pytest_compileiq.report.figures import Record
 
@@ -55,7 +55,7 @@ class Track:
 def track(sample: Mapping[str, Any]) -> Track:
     """Replay a sample. Raises RecordError for one that contradicts itself."""
     whole = comparison_of(sample)
-    comparison = Comparison(whole.name, whole.rule, whole.pilot, whole.seed, whole.block_seconds)
+    comparison = replace(whole)  # with its arguments, and no unit yet
     found = Track([], [], [], [], [], [], [])
     launches = len(comparison.pilot)
     spent = math.fsum(comparison.pilot)
@@ -67,7 +67,8 @@ def track(sample: Mapping[str, Any]) -> Track:
             found.seconds.append(spent + unit.timed.gpu_seconds * (block + 0.5) / len(clocks))
             found.mhz.append(clock)
         spent += unit.timed.gpu_seconds
-        log = unit.log_ratio
+        judged = unit.rejected is None and math.isfinite(unit.log_ratio)
+        log = comparison.judge.test.taken[-1] if judged else unit.log_ratio
         found.ratios.append(math.exp(log) if math.isfinite(log) else math.nan)
         if unit.rejected is not None:
             found.rejected.append(index)

@@ -225,10 +225,11 @@ def test_peers_from_end_to_end(
     first, second = same["others"][0]["blocks"]["times"]
     assert (len(first), len(second)) == (100, 100)
     (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
-    ours = rows(text, sys.modules["peers"].OURS)
+    overview, *ours = rows(text, sys.modules["peers"].OURS)
     assert [row[3] for row in ours] == ["9", "9"]
     assert ours[1][1:3] == ["100.0%", "0.0%"]
-    assert [row[3] for row in rows(text, "do_bench")] == ["3", "3"]
+    assert overview[1:] == [" / ".join(row[1:3]) for row in ours]
+    assert [row[3] for row in rows(text, "do_bench")[1:]] == ["3", "3"]
     ((name, sessions, wrong_one, wrong_other, allowed, *_, kept),) = rows(text, "matmul")
     assert (name, sessions, allowed, kept) == ("matmul", "9", "2", "yes")
     assert int(wrong_one) + int(wrong_other) <= 3
@@ -237,14 +238,19 @@ def test_peers_from_end_to_end(
 def test_one_table_of_several_runs(
     simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two runs of one kernel count as one."""
     for name in ("matmul", "small"):
         assert run("peers", tmp_path, monkeypatch, "--kernels", name, "--sessions", "2") == 0
-    files = sorted(map(str, tmp_path.glob("*.json.gz")))
+    again = ("--kernels", "small", "--sessions", "3", "--seed", "2")
+    assert run("peers", tmp_path / "again", monkeypatch, *again) == 0
+    files = sorted(map(str, tmp_path.rglob("*.json.gz")))
     assert run("peers", tmp_path / "all", monkeypatch, "--read", *files) == 0
     (path,) = (tmp_path / "all").glob("peers-*.md")
     text = path.read_text()
-    assert text.count("benchmarks/peers.py") == 2
-    assert [row[0] for row in rows(text, "matmul") + rows(text, "small")] == ["matmul", "small"]
+    assert text.count("benchmarks/peers.py") == 3
+    (matmul,), (small,) = rows(text, "matmul"), rows(text, "small")
+    assert (matmul[1], small[1]) == ("2", "5")
+    assert {row[3] for row in rows(text, sys.modules["peers"].OURS)[1:]} == {"2", "5"}
 
 
 def test_a_kernel_that_fails_does_not_cost_the_others(

@@ -1,4 +1,4 @@
-"""Four designs that look harmless and are wrong, each beside the one that is shipped.
+"""Five designs that look harmless and are wrong, each beside the one that is shipped.
 
 Kernels are identical in all of them, so every claim is a false one. A broken design has to
 exceed alpha beyond doubt; the shipped one must not, in the same noise.
@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from pytest_compileiq.measure import decide, units
+from pytest_compileiq.measure.order import OrderEffect
 from pytest_compileiq.measure.scale import RunningScale
 from pytest_compileiq.measure.units import Coins, Health, Plan, Side
+from tests.measure import support
 from tests.measure.support import false_claims, jitter, most
 
 SESSIONS = 150
@@ -88,6 +90,34 @@ def test_scale_that_looks_at_the_current_unit(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(units, "RunningScale", Residual)
     monkeypatch.setattr(units, "Judge", Looking)
     assert broken(false_claims(jitter, SESSIONS, units=80))
+
+
+def test_order_effect_that_looks_at_the_current_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An effect that is chosen after the toss can favour a side."""
+
+    class Flattering(OrderEffect):
+        """Takes off whatever of the next unit says "slower"."""
+
+        next: tuple[int, float]
+
+        @property
+        def current(self) -> float:
+            sign, d = self.next
+            return sign * min(0.0, d)
+
+    class Looking(units.Comparison):
+        def add(self, unit: units.Unit) -> None:
+            self._order_effect.next = unit.sign, unit.log_ratio  # type: ignore[attr-defined]
+            super().add(unit)
+
+    def last_launch_is_fast(rng: np.random.Generator, plan: Plan) -> list[float]:
+        *others, last = jitter(rng, plan)
+        return [*others, last - 0.05]
+
+    assert holds(false_claims(last_launch_is_fast, SESSIONS))
+    monkeypatch.setattr(units, "OrderEffect", Flattering)
+    monkeypatch.setattr(support, "Comparison", Looking)
+    assert broken(false_claims(last_launch_is_fast, SESSIONS))
 
 
 def test_rejection_that_looks_at_the_label() -> None:

@@ -13,7 +13,7 @@ from tests.measure.support import most
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUNS = 120
-SCENES = ["iid", "quiet", "ci", "noisy", "stress", "placed"]
+SCENES = ["iid", "quiet", "ci", "noisy", "stress", "placed", "ordered"]
 
 
 @pytest.fixture
@@ -35,7 +35,13 @@ def test_false_claims(scene: str, errors: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("scene", "effect", "launches"),
-    [("ci", 0.01, 90), ("placed", 0.02, 56), ("quiet", 0.05, 46), ("stress", -0.05, 50)],
+    [
+        ("ci", 0.01, 90),
+        ("placed", 0.02, 56),
+        ("quiet", 0.05, 46),
+        ("stress", -0.05, 50),
+        ("ordered", 0.01, 190),
+    ],
 )
 def test_power(scene: str, effect: float, launches: float, errors: ModuleType) -> None:
     rule = Rule(ratio=1.0, alpha_pass=0.05, alpha_fail=0.05)

@@ -131,8 +131,8 @@ def test_foreign(junk: object) -> None:
 
 
 def test_other_schema_or_kind() -> None:
-    with pytest.raises(RecordError, match="this version reads schema 1"):
-        replay({**units(1.05), "schema": 2})
+    with pytest.raises(RecordError, match="this version reads the schemas 1 and 2"):
+        replay({**units(1.05), "schema": 3})
     with pytest.raises(RecordError, match="kind 'other'"):
         replay({"schema": 1, "kind": "other"})
 
