@@ -1,4 +1,4 @@
-"""What is passed through to CompileIQ by name: its own workers, its trackers."""
+"""CompileIQ's own workers, by name, and what is known against each."""
 
 from __future__ import annotations
 
@@ -7,27 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from compileiq import types
-from compileiq.types import TrackerConfig, Worker, WorkerTypes
+from compileiq.types import Worker, WorkerTypes
 
 from pytest_compileiq.errors import SettingsError
-
-
-def tracker_config(tracker: TrackerConfig | str) -> TrackerConfig:
-    if isinstance(tracker, TrackerConfig):
-        return tracker
-    kinds = {
-        "disabled": types.DisabledTrackerConfig,
-        "loguru": types.LoguruTrackerConfig,
-        "mlflow": types.MLflowTrackerConfig,
-    }
-    if tracker not in kinds:
-        raise SettingsError(
-            f"there is no tracker {tracker!r}",
-            remedy=f"give one of {', '.join(kinds)}, or a TrackerConfig",
-        )
-    return kinds[tracker]()
-
 
 _TRAPS = {
     "native": (

@@ -20,6 +20,7 @@ CUDA must not have been started before.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import weakref
@@ -32,16 +33,11 @@ from typing import Any, ClassVar
 from compileiq.types import BASELINE_CONFIG, BaseTracker, ParamArg, Worker
 from compileiq.utils.validation import Score
 
-from pytest_compileiq.errors import CiqError
 from pytest_compileiq.search.budget import Budget, BudgetSpentError
 from pytest_compileiq.search.causes import Answer, Cause, Tally
 from pytest_compileiq.search.lanes import Lane
-from pytest_compileiq.verdict import Reason
 
 _BASELINE = "baseline"  # the id that CompileIQ gives the baseline
-_REASONS = {Cause.HUNG: Reason.HUNG, Cause.BAD_SHAPE: Reason.BAD_SHAPE} | {
-    Cause.INVALID: Reason.INVALID_SCORE
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,6 @@ class ForkWorker(Worker):  # type: ignore[misc]
         if not hasattr(type(self), "tally"):
             self.tally = Tally()
         self._lanes: list[Lane] = []
-        self._lanes_for: tuple[Any, int] | None = None  # a lane knows the function of its start
         # Also when nobody calls `close`, and at the interpreter's end.
         self._finalizer = weakref.finalize(self, _close, self._lanes)
 
@@ -129,21 +124,21 @@ class ForkWorker(Worker):  # type: ignore[misc]
     ) -> list[Score]:
         """Score every configuration of the pool; with ``normalize``, the baseline first.
 
-        Raises BudgetSpentError with the scores so far, and CiqError when the baseline that
-        scores are to be divided by has none.
+        Raises BudgetSpentError with the scores so far. Where the baseline has no score, a score
+        divided by it is none either.
         """
         self.options.budget.start()
+        timeout = _seconds(task_timeout)
         baseline: list[Score] = []
         known: Score | None = super().baseline_score
         if self.normalize and known is None:
-            baseline = self._batch(
-                function, [(_BASELINE, BASELINE_CONFIG)], num_function_returns, 1, task_timeout
-            )
+            task = (_BASELINE, BASELINE_CONFIG)
+            baseline = self._batch(function, [task], num_function_returns, 1, timeout)
             known = self.baseline_score = baseline[0]
         tasks = list(zip(params_ids, params_pool, strict=True))
         spent: BudgetSpentError | None = None
         try:
-            scores = self._batch(function, tasks, num_function_returns, num_workers, task_timeout)
+            scores = self._batch(function, tasks, num_function_returns, num_workers, timeout)
         except BudgetSpentError as error:
             spent, scores = error, error.scores
         scores = baseline + scores
@@ -175,8 +170,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
         if not budget.grant():
             raise BudgetSpentError(budget.why, [])
         self._open(function, objectives, 1)
-        left = budget.seconds_left()
-        answer = self._lanes[0].evaluate(params, _earlier(task_timeout, left))
+        answer = self._lanes[0].evaluate(params, min(_seconds(task_timeout), budget.seconds_left()))
         self.tally.add(answer)
         return answer
 
@@ -185,9 +179,6 @@ class ForkWorker(Worker):  # type: ignore[misc]
         _close(self._lanes)
 
     def _open(self, function: Callable[[Any], Any], objectives: int, workers: int) -> None:
-        if self._lanes_for != (function, objectives):
-            self.close()
-            self._lanes_for = (function, objectives)
         gpus = self.options.gpus
         while len(self._lanes) < workers:
             environment = dict(self.options.environment)
@@ -201,7 +192,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
         tasks: list[tuple[int | str, Any]],
         objectives: int,
         workers: int,
-        timeout: float | None,
+        timeout: float,
     ) -> list[Score]:
         workers = max(1, min(workers, len(tasks)))
         self._open(function, objectives, workers)
@@ -220,7 +211,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
         lanes: list[Lane],
         tasks: list[tuple[int | str, Any]],
         objectives: int,
-        timeout: float | None,
+        timeout: float,
     ) -> list[Score | None]:
         free: SimpleQueue[Lane] = SimpleQueue()
         for lane in lanes:
@@ -244,7 +235,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
                 raise
 
     def _one(
-        self, lane: Lane, task: tuple[int | str, Any], objectives: int, timeout: float | None
+        self, lane: Lane, task: tuple[int | str, Any], objectives: int, timeout: float
     ) -> Score | None:
         """The score of one configuration, or None when the budget does not reach for it."""
         identity, params = task
@@ -254,26 +245,17 @@ class ForkWorker(Worker):  # type: ignore[misc]
         left = budget.seconds_left()
         words = {"task_id": f"{self.current_generation}-{identity}"}
         self.tracker.pre_objective(params, **words)
-        answer = lane.evaluate(params, _earlier(timeout, left))
-        if answer.cause is Cause.HUNG and (timeout is None or left < timeout):
+        answer = lane.evaluate(params, min(timeout, left))
+        if answer.cause is Cause.HUNG and left < timeout:
             return None  # the search's time was up, not the call's
         self.tally.add(answer)
-        is_baseline = identity == _BASELINE
-        if is_baseline and answer.cause is not None:
-            raise CiqError(
-                f"normalize=True divides by the score of the baseline, {{}}, and the objective "
-                f"{answer.text} ({answer.cause})",
-                looked_at=answer.details.splitlines()[-3:],
-                remedy="let the objective score {}, or search with normalize=False",
-                reason=_REASONS.get(answer.cause, Reason.CRASHED),
-            )
         score = Score(
             score=_score(answer, objectives),
             metadata=json.dumps(_metadata(answer, lane)),
             params=params,
             param_id=identity,
             num_objectives=objectives,
-            is_baseline=is_baseline,
+            is_baseline=identity == _BASELINE,
         )
         self.tracker.post_objective(score.model_dump_json(), **words)
         return score
@@ -294,10 +276,8 @@ def _metadata(answer: Answer, lane: Lane) -> dict[str, object]:
     return found
 
 
-def _earlier(timeout: float | None, left: float) -> float | None:
-    if left == float("inf"):
-        return timeout
-    return left if timeout is None else min(timeout, left)
+def _seconds(limit: float | None) -> float:
+    return math.inf if limit is None else limit
 
 
 def _close(lanes: list[Lane]) -> None:

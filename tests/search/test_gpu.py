@@ -13,7 +13,7 @@ import pandas
 import pytest
 
 from pytest_compileiq import device
-from pytest_compileiq.search.door import CiqSearch
+from pytest_compileiq.searching import CiqSearch
 
 from ..conftest import EXAMPLE, RunJson
 from .test_hostile import SPACE, bad_calls, half, is_bad
