@@ -140,11 +140,11 @@ def pairs_of(spec: str) -> dict[str, Pair]:
 
 
 @contextmanager
-def held(spec: str, mode: Any = "observe", sm_mhz: str | int = "base") -> Iterator[session.Held]:
+def held(spec: str, mode: Any) -> Iterator[session.Held]:
     """Hold a GPU outside pytest, and show it to CUDA alone. Raises GpuError."""
     gpus = identity.resolve(spec)
     os.environ.update(identity.cuda_environment(gpus[0]))
-    with session.acquire(gpus[:1], mode=mode, sm_mhz=sm_mhz, label="selfcheck") as mine:
+    with session.acquire(gpus[:1], mode=mode, sm_mhz="base", label="selfcheck") as mine:
         yield mine
 
 

@@ -33,7 +33,7 @@ class Entry:
     gpu: str
 
 
-class NotAReportError(ValueError):
+class NotAReportError(Exception):
     """A file that --ciq-json did not write, or not in this schema."""
 
 
@@ -102,8 +102,6 @@ def read(path: Path) -> list[Entry]:
         if report["schema"] != SCHEMA:
             raise NotAReportError(f"schema {report['schema']}, and this version reads {SCHEMA}")
         return list(_entries(report))
-    except NotAReportError:
-        raise
     except (
         LookupError,
         ValueError,

@@ -75,13 +75,13 @@ class Retuning:
 
 def retune(verdict: Verdict, asked: Retuning) -> Verdict:
     """The failed verdict with an offer in its remedy; with --ciq-accept, the winner's verdict."""
-    folder, seed = _new_folder(asked.report)
+    folder = _new_folder(asked.report)
     asked.judging.seconds_in_all = asked.judging.settings.test_timeout
     try:
         path, space = _space(asked)
         judging, age = asked.judging, 0.0 if asked.again is None else asked.again.age
         goal = scores.goal(asked.bench, judging.stopwatch, judging.settings, age=age)
-        found = _search(asked, goal, path, folder, seed)
+        found = _search(asked, goal, path, folder)
     except CiqError as error:
         _remove_if_empty(folder)
         seen = f" ({'; '.join(error.looked_at)})" if error.looked_at else ""
@@ -138,7 +138,7 @@ def _space(asked: Retuning) -> tuple[Path, Any]:
     return path, provider.resolution_metadata
 
 
-def _search(asked: Retuning, goal: scores.Goal, space: Path, folder: Path, seed: int) -> Found:
+def _search(asked: Retuning, goal: scores.Goal, space: Path, folder: Path) -> Found:
     settings = asked.judging.settings
     child.progress("the search for a new ACF", kernel=name_of(asked.bench))
     hunt = Hunt(
@@ -150,7 +150,6 @@ def _search(asked: Retuning, goal: scores.Goal, space: Path, folder: Path, seed:
         limit=goal.limit,
         seconds=_seconds(settings),
         workers=1 if settings.gpu else len(os.sched_getaffinity(0)),
-        seed=seed,
     )
     if goal.timed:
         if asked.again is None:
@@ -253,15 +252,15 @@ def _with_remedy(
     )
 
 
-def _new_folder(wanted: Path) -> tuple[Path, int]:
-    """A folder that was not there before, and its number: what earlier runs have left stays."""
+def _new_folder(wanted: Path) -> Path:
+    """A folder that was not there before: what earlier runs have left stays."""
     with contextlib.suppress(OSError):  # read-only: a search of minutes must not be lost for that
         for number in itertools.count(1):
             folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(parents=True)
-                return folder, number
-    return Path(tempfile.mkdtemp(prefix="ciq-report-")), 1
+                return folder
+    return Path(tempfile.mkdtemp(prefix="ciq-report-"))
 
 
 def _remove_if_empty(folder: Path) -> None:

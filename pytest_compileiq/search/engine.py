@@ -138,12 +138,7 @@ class GuardedSearch(Search):  # type: ignore[misc]
                 task_timeout=timeout,
             )
 
-        sane = sanity.check(
-            evaluate,
-            sample,
-            baseline=config.normalize or spaces.makes_acfs(self.search_space),
-            needs_baseline=config.normalize,
-        )
+        sane = sanity.check(evaluate, sample, baseline=spaces.makes_acfs(self.search_space))
         plan.noise = sane.noise
         plan.notes += [*worker.notes, *sane.notes]
 
@@ -239,10 +234,10 @@ def open_search(
     ``base``, or to the current folder. ``problem_type`` and ``objectives`` are those of an
     ``Objective``, else "min" and 1. ``task_timeout`` and ``max_seconds`` are in seconds.
     ``max_calls`` is three times the configured number of evaluations unless given. ``seed`` has
-    an effect with compileiq 1.1 or newer. ``worker`` is a ForkWorker unless one of CompileIQ's
-    is named; the class of ``ForkWorker.using`` keeps what that was given, and the lower limit
-    holds. ``environment`` and ``gpus`` are as there. ``more`` are fields of
-    ``SearchConfiguration`` or of ``Search``. Raises SettingsError.
+    an effect with compileiq 1.1 or newer, and none on the candidates of a .bin file. ``worker``
+    is a ForkWorker unless one of CompileIQ's is named; the class of ``ForkWorker.using`` keeps
+    what that was given, and the lower limit holds. ``environment`` and ``gpus`` are as there.
+    ``more`` are fields of ``SearchConfiguration`` or of ``Search``. Raises SettingsError.
     """
     if isinstance(objective, Objective):
         problem_type = problem_type or objective.problem_type

@@ -39,7 +39,9 @@ def worker_class(worker: Any, objective: Callable[[Any], Any]) -> tuple[type[Wor
             remedy=f"leave it out for a ForkWorker, or give one of {', '.join(WorkerTypes)}, or "
             "a subclass of compileiq.types.Worker",
         ) from None
-    if kind is WorkerTypes.RAY and not _cluster_given():
+    ray = sys.modules.get("ray")
+    has_cluster = os.environ.get("RAY_ADDRESS") or (ray is not None and ray.is_initialized())
+    if kind is WorkerTypes.RAY and not has_cluster:
         raise SettingsError(
             "RAY is for a cluster, and none is given: it would start one on this machine",
             looked_at=["ray.is_initialized()", "RAY_ADDRESS"],
@@ -51,8 +53,3 @@ def worker_class(worker: Any, objective: Callable[[Any], Any]) -> tuple[type[Wor
     if kind is WorkerTypes.NATIVE and "<locals>" in qualified + getattr(objective, "__name__", ""):
         traps.append("NATIVE with two workers or more pickles the objective: make it a global")
     return kind.worker_type(), traps
-
-
-def _cluster_given() -> bool:
-    ray = sys.modules.get("ray")
-    return bool(os.environ.get("RAY_ADDRESS")) or bool(ray is not None and ray.is_initialized())

@@ -33,11 +33,18 @@ from typing import Any, ClassVar
 from compileiq.types import BASELINE_CONFIG, BaseTracker, ParamArg, Worker
 from compileiq.utils.validation import Score
 
+from pytest_compileiq.errors import CiqError
 from pytest_compileiq.search.budget import Budget, BudgetSpentError
 from pytest_compileiq.search.causes import Answer, Cause, Tally
 from pytest_compileiq.search.lanes import Lane
+from pytest_compileiq.verdict import Reason
 
 _BASELINE = "baseline"  # the id that CompileIQ gives the baseline
+_REASONS = {
+    Cause.HUNG: Reason.HUNG,
+    Cause.BAD_SHAPE: Reason.BAD_SHAPE,
+    Cause.INVALID: Reason.INVALID_SCORE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +131,8 @@ class ForkWorker(Worker):  # type: ignore[misc]
     ) -> list[Score]:
         """Score every configuration of the pool; with ``normalize``, the baseline first.
 
-        Raises BudgetSpentError with the scores so far. Where the baseline has no score, a score
-        divided by it is none either.
+        Raises BudgetSpentError with the scores so far, and CiqError when the baseline that
+        scores are to be divided by has none.
         """
         self.options.budget.start()
         timeout = _seconds(task_timeout)
@@ -249,13 +256,22 @@ class ForkWorker(Worker):  # type: ignore[misc]
         if answer.cause is Cause.HUNG and left < timeout:
             return None  # the search's time was up, not the call's
         self.tally.add(answer)
+        is_baseline = identity == _BASELINE
+        if is_baseline and answer.cause is not None:
+            raise CiqError(
+                f"on the baseline {{}} the objective {answer.text} ({answer.cause}), and "
+                "normalize=True divides by that score",
+                looked_at=answer.details.splitlines()[-3:],
+                remedy="let the objective score {}, or search with normalize=False",
+                reason=_REASONS.get(answer.cause, Reason.CRASHED),
+            )
         score = Score(
             score=_score(answer, objectives),
             metadata=json.dumps(_metadata(answer, lane)),
             params=params,
             param_id=identity,
             num_objectives=objectives,
-            is_baseline=identity == _BASELINE,
+            is_baseline=is_baseline,
         )
         self.tracker.post_objective(score.model_dump_json(), **words)
         return score
