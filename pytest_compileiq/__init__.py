@@ -41,22 +41,7 @@ _HOME = {
     "open_search": "search.engine",
 }
 
-__all__ = [
-    "CIQ",
-    "Build",
-    "CiqError",
-    "CiqFailure",
-    "Comparison",
-    "ForkWorker",
-    "HelionKernel",
-    "Kernel",
-    "NvccKernel",
-    "Objective",
-    "PtxKernel",
-    "TritonKernel",
-    "Verdict",
-    "open_search",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

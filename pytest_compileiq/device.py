@@ -115,14 +115,11 @@ def held(config: pytest.Config, item: pytest.Item, settings: Settings) -> Iterat
     """
     if GPUS not in config.stash:
         pytest.skip("needs a GPU: run with --ciq-gpu=SPEC")
-    complaint: GpuError | None = None
     try:
         with measuring(config, item, settings) as mine:
             yield mine
-    except GpuError as error:
-        complaint = error
-    if complaint is not None:  # outside `except`: the text says it all, no traceback of ours
-        pytest.fail(str(complaint), pytrace=False)
+    except GpuError as error:  # the text says it all
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -230,22 +229,20 @@ class _Patient(Table):
     def _noisy(self) -> Finding | None:
         """The gain that the search shows, against what one configuration differs by itself."""
         import numpy as np
+        import pandas as pd
 
         scores = self.oriented[:, 0]
         scale = abs(float(np.median(scores)))
         if scale == 0 or len(scores) < LEAST_ROWS:
             return None
-        groups: dict[str, list[float]] = {}
         names = [one for one, good in zip(self.params, self.valid, strict=True) if good]
-        for name, value in zip(names, scores, strict=True):
-            groups.setdefault(name, []).append(float(value))
-        repeated = [values for values in groups.values() if len(values) > 1]
-        freedom = sum(len(values) - 1 for values in repeated)
+        calls = pd.Series(scores).groupby(names)
+        freedom = len(scores) - calls.ngroups
         spread, source = self.noise or 0.0, "the calls before the search"
         if freedom >= LEAST_REPEATS:
-            squares = sum((v - statistics.fmean(vs)) ** 2 for vs in repeated for v in vs)
+            squares = float(((scores - calls.transform("mean")) ** 2).sum())
             spread = math.sqrt(squares / freedom) / scale
-            source = f"{len(repeated)} of them were called again"
+            source = f"{int((calls.size() > 1).sum())} of them were called again"
         gain = float(np.median(scores) - scores.min()) / scale
         # The best of n draws from noise alone is about sqrt(2 ln n) deviations ahead.
         luck = math.sqrt(2 * math.log(len(scores))) * spread

@@ -11,17 +11,14 @@ import pytest
 
 from pytest_compileiq import marks as _marks
 from pytest_compileiq.checks import proof
-from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.isolation import child
 from pytest_compileiq.judge import Judge, Offer, name_of, not_judged
 from pytest_compileiq.marks import Params, WinParams
 from pytest_compileiq.report.failure import explain
-from pytest_compileiq.settings import Settings
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
 from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
 from pytest_compileiq.toolchain import ptxas as _ptxas
-from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.verdict import Check, Status, Verdict
 
 if TYPE_CHECKING:
@@ -84,31 +81,18 @@ class CIQ:
 
     def __init__(
         self,
+        judging: Judge,
         *,
-        folder: Path,
-        marks: dict[str, Params],
-        settings: Settings,
-        assembler: Assembler,
         record: Callable[..., None],
-        stopwatch: Stopwatch | None = None,
         ncu: Ncu | None = None,
         report: Path,
         again: Again | None = None,
         candidate: Candidate | None = None,
     ) -> None:
-        self._judging = Judge(
-            folder=folder,
-            marks=marks,
-            settings=settings,
-            assembler=assembler,
-            stopwatch=stopwatch,
-        )
-        self._strict = settings.strict
-        self._disabled = settings.disable
-        self._accept = settings.accept
-        self._retune = settings.retune is not None and not settings.disable
+        self._judging = judging
+        self._settings = judging.settings
+        self._marks = judging.marks
         self._report = report  # what --ciq-retune finds goes there
-        self._marks = marks
         self._record = record
         self._ncu = ncu
         self._again = again
@@ -239,7 +223,7 @@ class CIQ:
             raise SettingsError("ciq.compare takes a kernel, not an objective")
         committed = self._judging.committed(acf)
         shown = proof.proven(bench, Arm(committed.acf.name, committed.acf), committed.sidecar)
-        proof.check_sidecar(committed.acf, committed.sidecar, accept=self._accept)
+        proof.check_sidecar(committed.acf, committed.sidecar, accept=self._settings.accept)
         return Comparison(
             kernel=kernel.name,
             acf=committed.acf.name,
@@ -260,7 +244,7 @@ class CIQ:
         __tracebackhide__ = True
         bench = self._judging.bench(subject, asked.get("ciq_objective"))
         win = asked.get("ciq_beats_baseline")
-        acf = win.acf if isinstance(win, _marks.WinParams) else None
+        acf = win.acf if isinstance(win, WinParams) else None
         self._calls += 1
         if self._candidate is not None:
             self._candidate.answer(self._calls, bench, self._judging.stopwatch)
@@ -279,7 +263,7 @@ class CIQ:
             else:
                 verdict = self._judging.answer(check, bench, params, asked)
             self._record(verdict)
-            final = self._retuned(verdict, bench, params) if self._retune else verdict
+            final = self._retuned(verdict, bench, params)
             if self._ncu is not None:
                 final = self._ncu.beside(final, bench, Path(acf or "").name)
             if final is not verdict:  # the first one stood while the process could have died
@@ -300,16 +284,18 @@ class CIQ:
         __tracebackhide__ = True
         bad = [verdict for verdict in verdicts if verdict.negative]
         unjudged = [verdict for verdict in verdicts if verdict.status is Status.NOT_JUDGED]
-        if self._strict:  # what this run could have answered, had the test or the build let it
+        if (
+            self._settings.strict
+        ):  # what this run could have answered, had the test or the build let it
             bad += [verdict for verdict in unjudged if verdict.remedy]
         if bad:
             text = "\n".join(explain(verdict) for verdict in bad)
-            if self._strict or any(verdict.status is Status.FAIL for verdict in bad):
+            if self._settings.strict or any(verdict.status is Status.FAIL for verdict in bad):
                 raise CiqFailure(text, verdicts)
             pytest.skip(text)
-        if len(unjudged) == len(verdicts) and not self._disabled:
+        if len(unjudged) == len(verdicts) and not self._settings.disable:
             text = "; ".join(f"{verdict.check}: {verdict.message}" for verdict in verdicts)
-            if self._strict:
+            if self._settings.strict:
                 raise CiqFailure(f"nothing could be judged: {text}\n  to do: {_NO_TIER}", verdicts)
             pytest.skip(f"nothing could be judged: {text}")
 
@@ -326,9 +312,12 @@ class CIQ:
     def _retuned(
         self, verdict: Verdict, bench: Workbench | ObjectiveBench, params: Params
     ) -> Verdict:
+        settings = self._settings
+        if settings.retune is None or settings.disable or not isinstance(params, WinParams):
+            return verdict
         from pytest_compileiq.retune import offer
 
-        if not isinstance(params, _marks.WinParams) or not offer.is_curable(verdict):
+        if not offer.is_curable(verdict):
             return verdict
         asked = offer.Retuning(
             bench=bench,

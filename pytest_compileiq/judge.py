@@ -59,7 +59,7 @@ class Judge:
         #: The GPU tier; None in a run without --ciq-gpu.
         self.stopwatch = stopwatch
         self.settings = settings
-        self._marks = marks
+        self.marks = marks
         self._assembler = assembler
         #: What --ciq-accept writes when the whole test has passed, by the ACF's path.
         self.offers: dict[Path, Offer] = {}
@@ -77,23 +77,13 @@ class Judge:
         """One check's verdict; an error on the way is a failing verdict with its reason."""
         if self.settings.disable:
             return self._guarded(check, bench, lambda: self._run_once(check, bench))
-        if isinstance(bench, Workbench):
-            return self._guarded(
-                check, bench, lambda: self._answer_for_kernel(bench, params, asked)
-            )
-        return self._guarded(check, bench, lambda: self._answer_for_objective(bench, params, asked))
+        return self._guarded(check, bench, lambda: self._answer(bench, params, asked))
 
     def retest(
         self, bench: Workbench | ObjectiveBench, found: Committed, params: _marks.WinParams
     ) -> Verdict:
         """Does this ACF, found by a search, win? Everything is measured anew."""
-
-        def judge() -> Verdict:
-            if isinstance(bench, Workbench):
-                return win.judge_kernel(bench, found, params, accept=True, stopwatch=self.stopwatch)
-            return win.judge_objective(bench, found, params, accept=True, stopwatch=self.stopwatch)
-
-        return self._guarded(Check.WIN, bench, judge)
+        return self._guarded(Check.WIN, bench, lambda: self._win(bench, found, params, accept=True))
 
     def _guarded(
         self, check: Check, bench: Workbench | ObjectiveBench, judge: Callable[[], Verdict]
@@ -119,74 +109,72 @@ class Judge:
             return verdict
         return _with_doubt(verdict, unfit)
 
-    def _answer_for_kernel(
-        self, bench: Workbench, params: Params, asked: dict[str, Params]
+    def _answer(
+        self, bench: Workbench | ObjectiveBench, params: Params, asked: dict[str, Params]
     ) -> Verdict:
+        """The verdict of the check that takes such parameters. Raises CiqError."""
+        if not isinstance(bench, Workbench) and self.stopwatch is not None:
+            self.stopwatch.hold()  # whatever the objective launches, from its first call on
+        accept, stopwatch = self.settings.accept, self.stopwatch
         match params:
             case _marks.ObjectiveParams():
-                raise SettingsError(
-                    f"ciq_objective judges a function, and {name_of(bench)} is a kernel",
-                    remedy="hand over the function that is given to compileiq.Search",
-                )
+                if isinstance(bench, Workbench):
+                    raise SettingsError(
+                        f"ciq_objective judges a function, and {name_of(bench)} is a kernel",
+                        remedy="hand over the function that is given to compileiq.Search",
+                    )
+                return contract.judge_objective(bench, self._named(params.acf, asked))
             case _marks.CanaryParams():
                 known = self._known(params, asked)
-                accept = self.settings.accept
-                verdict = canary.judge_kernel(
-                    bench, known, params, accept=accept, stopwatch=self.stopwatch
-                )
-                self._offer_canary(known, params, verdict, arch=bench.kernel.arch())
+                if isinstance(bench, Workbench):
+                    verdict = canary.judge_kernel(
+                        bench, known, params, accept=accept, stopwatch=stopwatch
+                    )
+                else:
+                    verdict = canary_objective.judge_objective(
+                        bench, known, params, accept=accept, stopwatch=stopwatch
+                    )
+                own = [self.folder / path for path in (params.o0, params.o3) if path]
+                for committed in (known.o0, known.o3):
+                    # Files of --ciq-debug-pack are NVIDIA's, not the user's.
+                    if committed is not None and committed.acf.source in own:
+                        self._offer(committed, verdict, bench)
                 return verdict
             case _marks.ResourcesParams():
-                committed = self._named(params.acf, asked)
-                accept = self.settings.accept
-                verdict = resources.judge_kernel(bench, committed, params, accept=accept)
-                self._offer(committed, verdict, arch=bench.kernel.arch())
+                if not isinstance(bench, Workbench):
+                    raise SettingsError(
+                        f"ciq_resources reads ptxas' report, and {name_of(bench)} is an objective",
+                        remedy="hand over the kernel: PtxKernel(...) or Kernel(build)",
+                    )
+                named = self._named(params.acf, asked)
+                verdict = resources.judge_kernel(bench, named, params, accept=accept)
+                if named is not None:
+                    self._offer(named, verdict, bench)
                 return verdict
             case _marks.StabilityParams():
-                if self.stopwatch is None:
+                if not isinstance(bench, Workbench):
+                    return stability.of_objective(name_of(bench), params)
+                if stopwatch is None:
                     return stability.not_timed(name_of(bench), params)
-                return stability.judge_kernel(bench, params, self.stopwatch)
+                return stability.judge_kernel(bench, params, stopwatch)
             case _marks.WinParams():
                 committed = self.committed(params.acf)
-                accept = self.settings.accept
-                verdict = win.judge_kernel(
-                    bench, committed, params, accept=accept, stopwatch=self.stopwatch
-                )
-                self._offer(committed, verdict, arch=bench.kernel.arch())
+                verdict = self._win(bench, committed, params, accept=accept)
+                self._offer(committed, verdict, bench)
                 return verdict
 
-    def _answer_for_objective(
-        self, bench: ObjectiveBench, params: Params, asked: dict[str, Params]
+    def _win(
+        self,
+        bench: Workbench | ObjectiveBench,
+        committed: Committed,
+        params: _marks.WinParams,
+        *,
+        accept: bool,
     ) -> Verdict:
-        if self.stopwatch is not None:
-            self.stopwatch.hold()  # whatever the objective launches, from its first call on
-        match params:
-            case _marks.ObjectiveParams():
-                committed = self._named(params.acf, asked)
-                return contract.judge_objective(bench, committed)
-            case _marks.CanaryParams():
-                known = self._known(params, asked)
-                accept = self.settings.accept
-                verdict = canary_objective.judge_objective(
-                    bench, known, params, accept=accept, stopwatch=self.stopwatch
-                )
-                self._offer_canary(known, params, verdict, arch=None)
-                return verdict
-            case _marks.ResourcesParams():
-                raise SettingsError(
-                    f"ciq_resources reads ptxas' report, and {name_of(bench)} is an objective",
-                    remedy="hand over the kernel: PtxKernel(...) or Kernel(build)",
-                )
-            case _marks.StabilityParams():
-                return stability.of_objective(name_of(bench), params)
-            case _marks.WinParams():
-                committed = self.committed(params.acf)
-                accept = self.settings.accept
-                verdict = win.judge_objective(
-                    bench, committed, params, accept=accept, stopwatch=self.stopwatch
-                )
-                self._offer(committed, verdict, arch=None)
-                return verdict
+        watch = self.stopwatch
+        if isinstance(bench, Workbench):
+            return win.judge_kernel(bench, committed, params, accept=accept, stopwatch=watch)
+        return win.judge_objective(bench, committed, params, accept=accept, stopwatch=watch)
 
     def bench(self, subject: Any, params: Params | None = None) -> Workbench | ObjectiveBench:
         """The bench of a subject, the same one for all verbs of one test."""
@@ -200,7 +188,7 @@ class Judge:
             bench = Workbench(subject, self._assembler, self.folder)
         elif isinstance(subject, Objective) or callable(subject):
             objective = subject if isinstance(subject, Objective) else Objective(subject)
-            marked = self._marks.get("ciq_objective")
+            marked = self.marks.get("ciq_objective")
             if objectives is None and isinstance(marked, _marks.ObjectiveParams):
                 objectives = marked.objectives
             bench = ObjectiveBench(
@@ -231,7 +219,7 @@ class Judge:
 
     def _named(self, path: str | Path | None, asked: dict[str, Params]) -> Committed | None:
         """The ACF that a mark names itself, else that of ciq_beats_baseline, else none."""
-        beats = asked.get("ciq_beats_baseline") or self._marks.get("ciq_beats_baseline")
+        beats = asked.get("ciq_beats_baseline") or self.marks.get("ciq_beats_baseline")
         if path is None and isinstance(beats, _marks.WinParams):
             path = beats.acf
         return None if path is None else self.committed(path)
@@ -252,29 +240,17 @@ class Judge:
                 sample = None if named is None else named.acf
         return canary.KnownAcfs(o0, o3, sample)
 
-    def _offer_canary(
-        self,
-        known: canary.KnownAcfs,
-        params: _marks.CanaryParams,
-        verdict: Verdict,
-        *,
-        arch: str | None,
+    def _offer(
+        self, committed: Committed, verdict: Verdict, bench: Workbench | ObjectiveBench
     ) -> None:
-        own = [self.folder / path for path in (params.o0, params.o3) if path]
-        for committed in (known.o0, known.o3):
-            # Files of --ciq-debug-pack are NVIDIA's, not the user's.
-            if committed is not None and committed.acf.source in own:
-                self._offer(committed, verdict, arch=arch)
-
-    def _offer(self, committed: Committed | None, verdict: Verdict, *, arch: str | None) -> None:
         """What --ciq-accept writes, should the whole test pass."""
-        if committed is None or not self.settings.accept or verdict.status is not Status.PASS:
+        if not self.settings.accept or verdict.status is not Status.PASS:
             return
         source = committed.acf.source
+        arch = bench.kernel.arch() if isinstance(bench, Workbench) else None
         new = _sidecar.describe(committed.acf, arch=arch, numbers=verdict.numbers)
         known = self.offers.get(source)
-        old = known.sidecar if known else committed.sidecar
-        merged = _sidecar.refreshed(old, new)
+        merged = _sidecar.refreshed(known.sidecar if known else committed.sidecar, new)
         self.offers[source] = Offer(merged, verdict.check, verdict.kernel)
 
     def _run_once(self, check: Check, bench: Workbench | ObjectiveBench) -> Verdict:

@@ -197,10 +197,8 @@ def _read_marks(item: pytest.Item) -> None:
 
     try:
         item.stash[state.MARKS] = marks.marks_of(item)
-        return
     except SettingsError as error:
-        complaint = error
-    pytest.fail(str(complaint), pytrace=False)  # outside `except`: no chained traceback
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_compileiq.gpu.session import Held
     from pytest_compileiq.report.ncu import Ncu
     from pytest_compileiq.retune.scores import Candidate
-    from pytest_compileiq.search.door import CiqSearch
+    from pytest_compileiq.searching import CiqSearch
     from pytest_compileiq.toolchain.caches import Environment
     from pytest_compileiq.verdict import Verdict
 
@@ -35,6 +35,7 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
     from pytest_compileiq import records
     from pytest_compileiq.fixture import CIQ
     from pytest_compileiq.isolation import child
+    from pytest_compileiq.judge import Judge
 
     item = request.node
 
@@ -61,12 +62,14 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
 
         stopwatch = device.stopwatch(request.config, item, settings)
     helper = CIQ(
-        folder=request.path.parent,
-        marks=item.stash.get(state.MARKS, {}),
-        settings=settings,
-        assembler=state.assembler(request.config),
+        Judge(
+            folder=request.path.parent,
+            marks=item.stash.get(state.MARKS, {}),
+            settings=settings,
+            assembler=state.assembler(request.config),
+            stopwatch=stopwatch,
+        ),
         record=record,
-        stopwatch=stopwatch,
         ncu=_ncu(item),
         report=_settings.report_folder(request.config, item.nodeid),
         again=item.stash.get(state.AGAIN, None),
@@ -78,10 +81,8 @@ def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
 
     try:
         helper.close()
-        return
     except GpuError as error:  # clocks that did not hold, or were not given back
-        complaint = error
-    pytest.fail(str(complaint), pytrace=False)  # outside `except`: no chained traceback
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @pytest.fixture
@@ -147,14 +148,13 @@ def ciq_search(request: pytest.FixtureRequest) -> Iterator[CiqSearch]:
     ``ciq_search(objective, space, generations=3)`` is a ``compileiq.ciq.Search``; ``start()``
     runs it. ``ciq_search.diagnose(result)`` names what is wrong with its result.
     """
-    from pytest_compileiq import searching
     from pytest_compileiq.errors import GpuError
+    from pytest_compileiq.searching import CiqSearch
 
-    settings = request.config.stash[state.SETTINGS]
+    made = CiqSearch(request, request.config.stash[state.SETTINGS])
+    yield made
+    request.node.stash[state.LEFT] += made.left
     try:
-        with searching.searches(request, settings, request.node.stash[state.LEFT]) as made:
-            yield made
-        return
+        made.close()
     except GpuError as error:  # the last user of the GPU: clocks that were not given back
-        complaint = str(error)
-    pytest.fail(complaint, pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
+import importlib
 import json
 import math
 import os
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_compileiq.errors import CiqError, GpuError, SettingsError
+from pytest_compileiq.files import write_whole
 from pytest_compileiq.gpu import identity, session
 from pytest_compileiq.measure import audit
 from pytest_compileiq.measure.audit import Audit, Deadline
@@ -131,25 +132,19 @@ def pairs_of(spec: str) -> dict[str, Pair]:
             f"--pairs={spec}: there is no file {path or spec}",
             remedy="give FILE.py:FUNCTION; the function returns a dict of measure.timer.Pair",
         )
-    module_spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))  # as if it were run: it imports its neighbours
-    module_spec.loader.exec_module(module)
-    found = getattr(module, function, None)
+    found = getattr(importlib.import_module(file.stem), function, None)
     if found is None:
         raise SettingsError(f"--pairs={spec}: {path} has no function {function}")
     return dict(found())
 
 
 @contextmanager
-def held(spec: str, mode: Any = "observe", sm_mhz: str | int = "base") -> Iterator[session.Held]:
+def held(spec: str, mode: Any) -> Iterator[session.Held]:
     """Hold a GPU outside pytest, and show it to CUDA alone. Raises GpuError."""
     gpus = identity.resolve(spec)
     os.environ.update(identity.cuda_environment(gpus[0]))
-    with session.acquire(gpus[:1], mode=mode, sm_mhz=sm_mhz, label="selfcheck") as mine:
+    with session.acquire(gpus[:1], mode=mode, sm_mhz="base", label="selfcheck") as mine:
         yield mine
 
 
@@ -269,13 +264,8 @@ def cells(one: Audit) -> list[str]:
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write all samples, for ``replay`` and for ``selfcheck --trace``.
-
-    The file is whole at any moment: a new one takes the place of the one before.
-    """
+    """Write all samples, for ``replay`` and for ``selfcheck --trace``."""
     data = json.dumps(document, allow_nan=False).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_name(f".{path.name}.new")
     # Without a time stamp: the same samples make the same file.
-    whole.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    whole.replace(path)
+    write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)

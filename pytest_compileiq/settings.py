@@ -27,8 +27,6 @@ class Option:
     costs each start of pytest more than all else in this module.
     """
 
-    __slots__ = ("const", "default", "help", "metavar", "name", "parse")
-
     def __init__(
         self,
         name: str,
@@ -39,23 +37,14 @@ class Option:
         const: str | None = None,
     ) -> None:
         self.name = name
+        self.flag = "--ciq-" + name.replace("_", "-")
+        self.variable = "PYTEST_CIQ_" + name.upper()
+        self.ini = "ciq_" + name
         self.parse = parse
         self.default = default
         self.help = help
         self.metavar = metavar
         self.const = const
-
-    @property
-    def flag(self) -> str:
-        return "--ciq-" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return "PYTEST_CIQ_" + self.name.upper()
-
-    @property
-    def ini(self) -> str:
-        return "ciq_" + self.name
 
 
 def _switch(text: str) -> bool:
@@ -229,22 +218,12 @@ def _shown(value: str | float) -> str:
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("compileiq", "kernel-tuning regression tests (pytest-compileiq)")
     for option in OPTIONS:
-        dest = f"ciq_{option.name}"
-        if option.metavar is None:
-            group.addoption(
-                option.flag, dest=dest, action="store_const", const="1", help=option.help
-            )
-        elif option.const is not None:
-            group.addoption(
-                option.flag,
-                dest=dest,
-                metavar=option.metavar,
-                help=option.help,
-                nargs="?",
-                const=option.const,
-            )
-        else:
-            group.addoption(option.flag, dest=dest, metavar=option.metavar, help=option.help)
+        how: dict[str, Any] = {"action": "store_const", "const": "1"}
+        if option.metavar is not None:
+            how = {"metavar": option.metavar}
+        if option.const is not None:
+            how |= {"nargs": "?", "const": option.const}
+        group.addoption(option.flag, dest=f"ciq_{option.name}", help=option.help, **how)
         default = "" if option.default in (None, False) else f" (default {_shown(option.default)})"
         parser.addini(option.ini, f"{option.help}{default}")
 

@@ -52,18 +52,16 @@ class Album:
         return name
 
     def attach(self, report: Any, pictures: Sequence[Path]) -> None:
-        """Hand pictures to pytest-html, in the form of its ``extras.png``."""
-        extras = [
-            {
-                "name": path.stem,
-                "format_type": "image",
-                "content": base64.b64encode(path.read_bytes()).decode("ascii"),
-                "mime_type": "image/png",
-                "extension": "png",
-            }
-            for path in pictures
+        """Hand pictures to pytest-html."""
+        from pytest_html import extras
+
+        report.extras = [
+            *getattr(report, "extras", []),
+            *(
+                extras.png(base64.b64encode(path.read_bytes()).decode("ascii"), path.stem)
+                for path in pictures
+            ),
         ]
-        report.extras = [*getattr(report, "extras", []), *extras]
 
     def overview(self, records: Sequence[Record]) -> Path | None:
         """The speed-ups of all kernels. None where no record has one."""

@@ -4,9 +4,9 @@ Records of timed checks are read by these keys of ``numbers``; each may be missi
 
 - ``speedup``: t_baseline / t_candidate; ``speedup_interval``: [low, high] or None, ratios;
 - ``min_speedup``: the ratio that was asked for;
-- ``launches``: timed launches; ``gpu_seconds`` or ``seconds``: what they cost;
+- ``launches``: timed launches; ``seconds``: what they cost;
 - ``score_ratio``: an objective's exact win, where the scores did not vary;
-- ``short_cv``, ``classic_cv``, ``limit`` (ratios) or ``limit_percent``: the spread and its limit;
+- ``short_cv``: the spread between neighbours, a ratio;
 - ``ncu``: see ``report/ncu.py``.
 
 ``samples`` holds records of ``measure/samples.py``, each with ``kind`` "units", "opaque" or
@@ -34,7 +34,6 @@ class Figures:
     launches: int | None = None
     gpu_seconds: float | None = None
     cv_percent: float | None = None
-    cv_limit_percent: float | None = None
 
     @property
     def measured(self) -> str:
@@ -50,9 +49,8 @@ class Figures:
 def figures(record: Record) -> Figures:
     """Read a record of ``Verdict.to_record``."""
     numbers: Mapping[str, Any] = record["numbers"]
-    samples = [one for one in record["samples"] if isinstance(one, Mapping)]
-    sample = samples[0] if samples else {}
-    outcome: Mapping[str, Any] = sample.get("outcome") or {}
+    samples = record["samples"]
+    outcome: Mapping[str, Any] = samples[0]["outcome"] if samples else {}
     judged = (outcome.get("objectives") or [None])[0] or outcome
 
     def number(name: str) -> float | None:
@@ -64,16 +62,14 @@ def figures(record: Record) -> Figures:
         speedup = _number(first) or number("score_ratio")
     interval = numbers.get("speedup_interval", judged.get("speedup_interval")) or (None, None)
     launches, seconds = cost(samples)
-    limit = number("limit")
-    cv = _first(number("short_cv"), number("classic_cv"))
+    told, spent, cv = number("launches"), number("seconds"), number("short_cv")
     return Figures(
         speedup=speedup,
         interval=(_number(interval[0]), _number(interval[1])),
         wanted=number("min_speedup"),
-        launches=_whole(number("launches")) or launches,
-        gpu_seconds=_first(number("gpu_seconds"), number("seconds"), seconds),
+        launches=int(told) if told else launches,
+        gpu_seconds=seconds if spent is None else spent,
         cv_percent=None if cv is None else 100 * cv,
-        cv_limit_percent=number("limit_percent") if limit is None else 100 * limit,
     )
 
 
@@ -95,6 +91,12 @@ def cost(samples: Sequence[Record]) -> tuple[int | None, float | None]:
     return launches or None, seconds or None
 
 
+def verdict(record: Record) -> str:
+    """``pass``, or ``fail: slower``."""
+    status, reason = record["status"], record["reason"]
+    return str(status) if reason in (None, status) else f"{status}: {reason}"
+
+
 def labels(records: Sequence[Record]) -> list[str]:
     """A name for each record that tells kernels of several tests apart.
 
@@ -109,18 +111,13 @@ def labels(records: Sequence[Record]) -> list[str]:
         kernel, nodeid = str(record["kernel"]), str(record["nodeid"])
         several = tests[kernel]
         if len(several) > 1:
-            parameters = {one: one.partition("[")[1] + one.partition("[")[2] for one in several}
+            parameters = {one: "".join(one.partition("[")[1:]) for one in several}
             distinct = len(set(parameters.values())) == len(several) and all(parameters.values())
-            test = nodeid.rpartition("::")[2] if "[" not in nodeid else _test_name(nodeid)
+            # Parameters may contain ``::``, too.
+            test = nodeid.partition("[")[0].rpartition("::")[2] + parameters[nodeid]
             kernel += parameters[nodeid] if distinct else f" in {test}"
         found.append(kernel)
     return found
-
-
-def _test_name(nodeid: str) -> str:
-    """The last part of a node id, whose parameters may contain ``::``."""
-    place, bracket, parameters = nodeid.partition("[")
-    return place.rpartition("::")[2] + bracket + parameters
 
 
 def _ratio(ratio: float) -> str:
@@ -139,11 +136,3 @@ def _number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:  # an int that no float holds
         return None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)

@@ -33,7 +33,7 @@ class Entry:
     gpu: str
 
 
-class NotAReportError(ValueError):
+class NotAReportError(Exception):
     """A file that --ciq-json did not write, or not in this schema."""
 
 
@@ -101,9 +101,7 @@ def read(path: Path) -> list[Entry]:
         report = json.loads(path.read_text(encoding="utf-8"))
         if report["schema"] != SCHEMA:
             raise NotAReportError(f"schema {report['schema']}, and this version reads {SCHEMA}")
-        return list(_entries(report, path))
-    except NotAReportError:
-        raise
+        return list(_entries(report))
     except (
         LookupError,
         ValueError,
@@ -117,7 +115,7 @@ def read(path: Path) -> list[Entry]:
         ) from None
 
 
-def _entries(report: dict[str, Any], path: Path) -> Iterator[Entry]:
+def _entries(report: dict[str, Any]) -> Iterator[Entry]:
     surroundings = report["environment"]
     date = datetime.fromisoformat(surroundings["date"])
     if date.tzinfo is None:
@@ -128,13 +126,12 @@ def _entries(report: dict[str, Any], path: Path) -> Iterator[Entry]:
         found = _figures.figures(record)
         if record["check"] != "win" or found.speedup is None:
             continue
-        status, reason = record["status"], record["reason"]
         yield Entry(
             date=date,
             commit=str(surroundings.get("commit") or "")[:8],
             kernel=name,
-            verdict=status if reason in (None, status) else f"{status}: {reason}",
-            status=status,
+            verdict=_figures.verdict(record),
+            status=record["status"],
             figures=found,
             gpu=gpus.get(record["nodeid"], ""),
         )
@@ -200,7 +197,7 @@ def figure(entries: Sequence[Entry]) -> Figure:
 
 
 def _panel(axes: Any, kernel: str, own: Sequence[Entry]) -> None:
-    from pytest_compileiq.report.plots import STATUS, shown
+    from pytest_compileiq.report.plots import STATUS, dress, shown
 
     dates = [entry.date for entry in own]
     middles = [entry.figures.speedup for entry in own]
@@ -214,10 +211,7 @@ def _panel(axes: Any, kernel: str, own: Sequence[Entry]) -> None:
             axes.plot([date, date], ends, color=colour, linewidth=2)
         x, y = [date for date, _ in some], [found.speedup for _, found in some]
         axes.plot(x, y, linestyle="", marker=marker, color=colour, label=status)
-    axes.set_title(shown(kernel, 90), fontsize=10)
-    axes.set_ylabel("speed-up, ×", fontsize=9)
-    axes.grid(alpha=0.3)
-    axes.tick_params(labelsize=9)
+    dress(axes, shown(kernel, 90), "", "speed-up, ×")
 
 
 def _by_kernel(entries: Sequence[Entry]) -> dict[str, list[Entry]]:

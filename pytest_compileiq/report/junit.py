@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_compileiq.files import write_whole
-from pytest_compileiq.report.figures import Record, figures
+from pytest_compileiq.report.figures import Record, figures, verdict
 
 _PREFIX = "ciq"
 
@@ -30,9 +30,8 @@ def properties(records: Sequence[Record]) -> list[tuple[str, object]]:
     for record in records:
         one = figures(record)
         suffix = f"[{record['kernel']}]" if several else ""
-        status, reason = record["status"], record["reason"]
         values = {
-            "": status if reason in (None, status) else f"{status}: {reason}",
+            "": verdict(record),
             "_speedup": _decimal(one.speedup, ".6g"),
             "_speedup_low": _decimal(one.interval[0], ".6g"),
             "_speedup_high": _decimal(one.interval[1], ".6g"),

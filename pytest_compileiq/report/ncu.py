@@ -8,23 +8,21 @@ it is said, and the verdict stands.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.report import ncu_csv
 from pytest_compileiq.subjects.kernel import Arm, Workbench
+from pytest_compileiq.toolchain import process
 from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.verdict import Check, Reason, Verdict
 
@@ -132,26 +130,29 @@ class Ncu:
         with tempfile.TemporaryDirectory(prefix="ciq-ncu-") as folder:
             log = Path(folder) / "ncu.csv"
             run = command(program, log, self.place, self.arguments)
-            said = _run(run, {**os.environ, TARGET: kernel, "LC_ALL": "C"}, self.timeout)
+            env = {**os.environ, TARGET: kernel, "LC_ALL": "C"}
+            try:
+                done = process.run(run, timeout=self.timeout, env=env)
+            except OSError as error:
+                raise NcuError(f"{program} cannot be started: {error.strerror}") from error
+            if done.returncode is None:
+                raise NcuError(
+                    f"Nsight Compute did not end within {self.timeout:g} s",
+                    remedy="profile a smaller problem; the verdict does not need it",
+                )
             text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        return {"acf": acf, "ncu": program, "kernels": _paired(text, said)}
+        return {"acf": acf, "ncu": program, "kernels": _paired(text, done.output)}
 
 
 def find() -> str:
     """The path of ncu: ``PATH``, then where CUDA and Nsight Compute are installed."""
-    folders = [
-        Path(os.environ[name]) / "bin"
-        for name in ("CUDA_HOME", "CUDA_PATH")
-        if os.environ.get(name)
-    ]
-    folders += [Path("/usr/local/cuda/bin")]
-    folders += sorted(Path("/opt/nvidia/nsight-compute").glob("*"), reverse=True)
-    for path in (None, *map(str, folders)):
-        if found := shutil.which("ncu", path=path):
+    cuda = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    installed = sorted(Path("/opt/nvidia/nsight-compute").glob("*"), reverse=True)
+    for folder in (None, f"{cuda}/bin", *map(str, installed)):
+        if found := shutil.which("ncu", path=folder):
             return found
     raise NcuError(
-        "ncu is not installed: it is not in PATH, CUDA_HOME/bin, /usr/local/cuda/bin or "
-        "/opt/nvidia/nsight-compute",
+        f"ncu is not installed: it is not in PATH, {cuda}/bin or /opt/nvidia/nsight-compute",
         remedy="install Nsight Compute, or put its folder into PATH",
     )
 
@@ -173,35 +174,6 @@ def command(program: str, log: Path, place: str, arguments: Sequence[str]) -> li
     ]
 
 
-def _run(command: Sequence[str], env: Mapping[str, str], timeout: float) -> str:
-    """Run it to its end; returns what it printed. Raises NcuError when it cannot end."""
-    try:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise NcuError(f"{command[0]} cannot be started: {error.strerror}") from error
-    with process:
-        try:
-            said, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            raise NcuError(
-                f"Nsight Compute did not end within {timeout:g} s",
-                remedy="profile a smaller problem; the verdict does not need it",
-            ) from None
-        finally:  # also on Ctrl-C: ncu's own child would go on
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    return said
-
-
 def _paired(text: str, said: str) -> list[dict[str, object]]:
     """Each CUDA kernel of a launch with the metrics of both arms."""
     launches = ncu_csv.parse(text)
@@ -218,32 +190,6 @@ def _paired(text: str, said: str) -> list[dict[str, object]]:
             remedy="see that the test, run alone, launches its kernel on the current CUDA context",
         )
     return [
-        {"kernel": base.kernel, "baseline": dict(base.metrics), "acf": dict(tuned.metrics)}
+        {"kernel": base.kernel, "baseline": base.metrics, "acf": tuned.metrics}
         for base, tuned in zip(launches[:half], launches[half:], strict=True)
     ]
-
-
-def lines(record: Mapping[str, Any], name: str) -> list[str]:
-    """The metrics of a record side by side, for the terminal."""
-    found = record["numbers"].get("ncu")
-    if not found:
-        return []
-    if "kernels" not in found:
-        remedy = f"; to do: {found['remedy']}" if found.get("remedy") else ""
-        return [f"--ciq-ncu: {name}: {found['unavailable']}{remedy}; the verdict stands"]
-    told = []
-    for pair in found["kernels"]:
-        told.append(f"--ciq-ncu: {name}, one launch of {pair['kernel']}")
-        told.append(f"  {'':<20}  {'baseline':>12}  {_short(found['acf']):>12}  {'change':>8}")
-        for key, (label, scale, unit) in ncu_csv.SHOWN.items():
-            before, after = pair["baseline"].get(key), pair["acf"].get(key)
-            change = f"{after / before - 1:+.1%}" if before and after is not None else ""
-            values = [
-                "-" if value is None else f"{value * scale:.4g}{unit}" for value in (before, after)
-            ]
-            told.append(f"  {label:<20}  {values[0]:>12}  {values[1]:>12}  {change:>8}".rstrip())
-    return told
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 12 else f"{name[:9]}..."

@@ -1,85 +1,101 @@
-"""What ``ncu --csv --page raw --metrics ...`` writes, read back.
+"""What ``ncu --csv --page=raw --print-units=base --metrics=...`` writes, read back and shown.
 
-Current versions write a line a launch, with a column a metric and the units in the line below the
-header; older ones, and the page "details", a line a metric. Other lines, such as ``==PROF==``,
-may stand around them.
+A line a launch with a column a metric, and the units in the line below the header. Other lines,
+such as ``==PROF==``, may stand around them.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-#: Nsight Compute's name -> the name in our records, which has the unit.
+
+class Metric(NamedTuple):
+    """One metric: its key in our records, which has the unit, and how a terminal shows it."""
+
+    key: str
+    label: str
+    scale: float
+    unit: str
+
+
+#: By Nsight Compute's names.
 METRICS = {
-    "gpu__time_duration.sum": "duration_seconds",
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute_throughput_percent",
-    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": (
-        "memory_throughput_percent"
+    "gpu__time_duration.sum": Metric("duration_seconds", "duration", 1e6, " us"),
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": Metric(
+        "compute_throughput_percent", "compute throughput", 1.0, " %"
     ),
-    "sm__warps_active.avg.pct_of_peak_sustained_active": "achieved_occupancy_percent",
-    "launch__registers_per_thread": "registers_per_thread",
-    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "l2_throughput_percent",
+    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": Metric(
+        "memory_throughput_percent", "memory throughput", 1.0, " %"
+    ),
+    "sm__warps_active.avg.pct_of_peak_sustained_active": Metric(
+        "achieved_occupancy_percent", "achieved occupancy", 1.0, " %"
+    ),
+    "launch__registers_per_thread": Metric("registers_per_thread", "registers a thread", 1.0, ""),
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": Metric(
+        "l2_throughput_percent", "L2 throughput", 1.0, " %"
+    ),
 }
-#: Our name -> label, factor and unit on a terminal.
-SHOWN = {
-    "duration_seconds": ("duration", 1e6, " us"),
-    "compute_throughput_percent": ("compute throughput", 1.0, " %"),
-    "memory_throughput_percent": ("memory throughput", 1.0, " %"),
-    "achieved_occupancy_percent": ("achieved occupancy", 1.0, " %"),
-    "registers_per_thread": ("registers a thread", 1.0, ""),
-    "l2_throughput_percent": ("L2 throughput", 1.0, " %"),
-}
+#: Units of time in seconds, by their first letter: some versions write ns, some nsecond.
 _SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "s": 1.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One profiled launch. ``metrics`` by our names; None for what was not available."""
+class Launch(NamedTuple):
+    """One profiled launch. ``metrics`` by our keys; None for what was not available."""
 
-    number: int
     kernel: str
-    metrics: Mapping[str, float | None]
+    metrics: dict[str, float | None]
 
 
 def parse(text: str) -> list[Launch]:
     """All launches in their order; empty where the text holds none."""
-    rows = csv.reader(line for line in text.splitlines() if not line.startswith("=="))
-    header: list[str] | None = None
-    found: dict[int, tuple[str, dict[str, float | None]]] = {}
-    units: dict[str, str] = {}
+    rows = csv.DictReader(line for line in text.splitlines() if line.startswith('"'))
+    units: Mapping[str, str] = {}
+    found = []
     for row in rows:
-        if header is None or row[:1] == ["ID"]:
-            header = row if "ID" in row and "Kernel Name" in row else None
-            continue
-        fields = dict(zip(header, row, strict=False))
-        number = fields.get("ID", "")
-        if not number.isdecimal():
-            if not number:  # the line of units
-                units = fields
-            continue
-        entry = found.setdefault(int(number), (fields["Kernel Name"], {}))
-        for name, value, unit in _values(fields, units):
-            entry[1][METRICS[name]] = _number(value, unit)
-    return [Launch(number, *found[number]) for number in sorted(found)]
-
-
-def _values(fields: Mapping[str, str], units: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Metrics of one line: name, value, unit."""
-    if "Metric Name" in fields:
-        if fields["Metric Name"] in METRICS:
-            yield fields["Metric Name"], fields["Metric Value"], fields.get("Metric Unit", "")
-        return
-    wanted: Iterable[str] = METRICS
-    yield from ((name, fields[name], units.get(name, "")) for name in wanted if name in fields)
+        if not row.get("ID"):
+            units = row
+        elif row["ID"].isdecimal():
+            metrics = {
+                metric.key: _number(row[name] or "", units.get(name, ""))
+                for name, metric in METRICS.items()
+                if name in row
+            }
+            found.append(Launch(row["Kernel Name"], metrics))
+    return found
 
 
 def _number(value: str, unit: str) -> float | None:
-    """``1,234.5`` in the unit that our name says; None for ``n/a`` and the like."""
+    """``1,234.5`` in the unit that our key says; None for ``n/a`` and the like."""
     try:
         number = float(value.replace(",", ""))
     except ValueError:
         return None
-    is_time = unit in ("ns", "us", "ms", "s", "nsecond", "usecond", "msecond", "second")
+    is_time = unit.removesuffix("econd") in ("ns", "us", "ms", "s")
     return number * _SECONDS[unit[0]] if is_time else number
+
+
+def lines(record: Mapping[str, Any], name: str) -> list[str]:
+    """The metrics of a record side by side, for the terminal."""
+    found = record["numbers"].get("ncu")
+    if not found:
+        return []
+    if "kernels" not in found:
+        remedy = f"; to do: {found['remedy']}" if found.get("remedy") else ""
+        return [f"--ciq-ncu: {name}: {found['unavailable']}{remedy}; the verdict stands"]
+    acf = found["acf"] if len(found["acf"]) <= 12 else f"{found['acf'][:9]}..."
+    told = []
+    for pair in found["kernels"]:
+        told.append(f"--ciq-ncu: {name}, one launch of {pair['kernel']}")
+        told.append(f"  {'':<20}  {'baseline':>12}  {acf:>12}  {'change':>8}")
+        for metric in METRICS.values():
+            before, after = pair["baseline"].get(metric.key), pair["acf"].get(metric.key)
+            change = f"{after / before - 1:+.1%}" if before and after is not None else ""
+            values = [
+                "-" if value is None else f"{value * metric.scale:.4g}{metric.unit}"
+                for value in (before, after)
+            ]
+            line = f"  {metric.label:<20}  {values[0]:>12}  {values[1]:>12}  {change:>8}"
+            told.append(line.rstrip())
+    return told

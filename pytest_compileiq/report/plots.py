@@ -100,11 +100,18 @@ def picture(kernel: str, records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _title(axes: Axes, record: Record, name: str = "") -> None:
+def _title(record: Record, name: str = "") -> str:
     verdict = record["status"] if record["reason"] is None else record["reason"]
     name = name.removeprefix(f"{record['kernel']}/")
     arm = f" {name}" if name and name != record["kernel"] else ""
-    axes.set_title(f"{record['check']}{shown(arm, 24)}: {verdict}", fontsize=10)
+    return f"{record['check']}{shown(arm, 24)}: {verdict}"
+
+
+def dress(axes: Axes, title: str, x: str, y: str) -> None:
+    """What all panels have: a title, both axes with their units, a grid."""
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
     axes.grid(alpha=0.3)
     axes.tick_params(labelsize=9)
 
@@ -113,24 +120,13 @@ def _strip(axes: Axes, record: Record, sample: Mapping[str, Any], one: Track) ->
     """Each unit's speed-up, the interval of all of them, and what was asked for."""
     kept = [index for index in range(len(one.ratios)) if index not in set(one.rejected)]
     colour, marker = STATUS[record["status"]]
-    axes.plot(
-        [index + 1 for index in kept],
-        [one.ratios[index] for index in kept],
-        linestyle="",
-        marker=".",
-        color=_BLUE,
-        alpha=0.6,
-        label="one unit",
-    )
-    if one.rejected:
-        axes.plot(
-            [index + 1 for index in one.rejected],
-            [one.ratios[index] for index in one.rejected],
-            linestyle="",
-            marker="x",
-            color=_GREY,
-            label="rejected",
-        )
+    for units, dot, shade, alpha, label in (
+        (kept, ".", _BLUE, 0.6, "one unit"),
+        (one.rejected, "x", _GREY, 1.0, "rejected"),
+    ):
+        if units:
+            x, y = [index + 1 for index in units], [one.ratios[index] for index in units]
+            axes.plot(x, y, linestyle="", marker=dot, color=shade, alpha=alpha, label=label)
     outcome = sample["outcome"]
     low, high = outcome["speedup_interval"]
     right = len(one.ratios) + max(1.0, 0.08 * len(one.ratios))
@@ -142,12 +138,10 @@ def _strip(axes: Axes, record: Record, sample: Mapping[str, Any], one: Track) ->
             axes.errorbar([right], [middle], around, color=colour, capsize=4, linewidth=1.5)
         axes.plot([right], [middle], marker=marker, color=colour, linestyle="", label="interval")
     axes.axhline(sample["rule"]["ratio"], color="black", linestyle="--", label="threshold")
-    axes.set_xlabel("unit", fontsize=9)
-    axes.set_ylabel("speed-up, ×", fontsize=9)
     axes.set_yscale("log")
     _plain_ratios(axes)
     axes.legend(fontsize=8, loc="best")
-    _title(axes, record, str(sample["name"]))
+    dress(axes, _title(record, str(sample["name"])), "unit", "speed-up, ×")
 
 
 def _plain_ratios(axes: Axes) -> None:
@@ -190,12 +184,8 @@ def _evidence(axes: Axes, sample: Mapping[str, Any], one: Track) -> None:
     decides = max(-math.log10(alpha) for *_, alpha in sides)
     lowest = min(0.0, *one.above, *one.below) if one.above else 0.0
     axes.set_ylim(max(lowest, -decides) - 0.2, max(decides, *one.above, *one.below, 0.0) + 0.5)
-    axes.set_xlabel("launches", fontsize=9)
-    axes.set_ylabel("evidence, log₁₀ e-value", fontsize=9)
     axes.legend(fontsize=8, loc="best")
-    axes.set_title("evidence", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.tick_params(labelsize=9)
+    dress(axes, "evidence", "launches", "evidence, log₁₀ e-value")
 
 
 def _clock(axes: Axes, tracks: Sequence[Track]) -> None:
@@ -214,11 +204,7 @@ def _clock(axes: Axes, tracks: Sequence[Track]) -> None:
     middle = sorted(clocks)[len(clocks) // 2]
     # Ten percent at least: the steps of a steady clock are not to look like a landscape.
     axes.set_ylim(min(0.95 * middle, min(clocks) - 15), max(1.05 * middle, max(clocks) + 15))
-    axes.set_xlabel("GPU time, s", fontsize=9)
-    axes.set_ylabel("SM clock, MHz", fontsize=9)
-    axes.set_title("clock while it was measured", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.tick_params(labelsize=9)
+    dress(axes, "clock while it was measured", "GPU time, s", "SM clock, MHz")
 
 
 def _times(axes: Axes, record: Record, sample: Mapping[str, Any]) -> None:
@@ -238,9 +224,7 @@ def _times(axes: Axes, record: Record, sample: Mapping[str, Any]) -> None:
             label=f"± the CV limit, {100 * limit:g} %",
         )
         axes.legend(fontsize=8, loc="best")
-    axes.set_xlabel("launch", fontsize=9)
-    axes.set_ylabel("time, µs", fontsize=9)
-    _title(axes, record)
+    dress(axes, _title(record), "launch", "time, µs")
 
 
 def _scores(axes: Axes, record: Record, sample: Mapping[str, Any]) -> None:
@@ -256,10 +240,8 @@ def _scores(axes: Axes, record: Record, sample: Mapping[str, Any]) -> None:
         ]
         x, y = [call for call, _ in told], [score for _, score in told]
         axes.plot(x, y, linestyle="", marker=marker, color=colour, label=label)
-    axes.set_xlabel("call", fontsize=9)
-    axes.set_ylabel("score", fontsize=9)
     axes.legend(fontsize=8, loc="best")
-    _title(axes, record)
+    dress(axes, _title(record), "call", "score")
 
 
 def overview(records: Sequence[Record]) -> Figure | None:

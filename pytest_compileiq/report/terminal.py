@@ -10,8 +10,7 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_compileiq.report import figures as _figures
@@ -54,75 +53,79 @@ def write_table(terminal: Any, records: Sequence[Record], *, verbosity: int = 0)
     terminal.write_line("")
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Widths: of the terminal, between columns, of names, of each column of figures, of verdicts."""
+def write_gpus(terminal: Any, uses: Sequence[Mapping[str, Any]]) -> None:
+    """Each GPU with its clocks and how its tests' windows were judged; distinct notes below.
 
-    full: int
-    gap: int
-    name: int
-    figures: tuple[tuple[int, bool], ...]  # and whether the column is flush right
-    verdict: int
-
-    @property
-    def beside(self) -> int:
-        """What is left for a message to the right of the verdict."""
-        taken = self.name + sum(width for width, _ in self.figures) + self.verdict
-        return self.full - taken - self.gap * (len(self.figures) + 1) - 2
-
-    def left(self, name: str, cells: Sequence[str]) -> str:
-        """Everything to the left of the verdict."""
-        padded = [
-            _pad(cell, width, right=right)
-            for cell, (width, right) in zip(cells, self.figures, strict=True)
-        ]
-        return "".join(cell + " " * self.gap for cell in [_pad(name, self.name), *padded])
+    ``uses`` has what each test that held a GPU saw of it.
+    """
+    conditions: dict[tuple[str, str], Counter[str]] = {}
+    notes: dict[str, None] = {}
+    for use in uses:
+        condition = use["evidence"]["condition"]
+        conditions.setdefault((use["gpu"], use["clocks"]), Counter())[condition] += 1
+        notes |= dict.fromkeys(use["notes"])
+        if condition not in ("clean", "unverified"):
+            notes[f"{use['nodeid']}: {use['summary']}"] = None
+    for (gpu, clocks), counts in conditions.items():
+        told = ", ".join(f"{count} {name}" for name, count in counts.items())
+        terminal.write_line(f"{gpu}: clocks {clocks}; {counts.total()} tests: {told}")
+    for note in notes:
+        terminal.write_line(f"  {note}", yellow=True)
 
 
 def _write_rows(terminal: Any, records: Sequence[Record], *, verbose: bool) -> None:
+    full = _width_of(terminal)
     names = _figures.labels(records)
     cells = [_cells(record) for record in records]
     used = [column for column in range(len(_HEADERS)) if any(row[column] for row in cells)]
-    rows = [[row[column] for column in used] for row in [_HEADERS, *cells]]
-    verdicts = ["verdict", *map(_verdict, records)]
-    layout = _layout(_width_of(terminal), names, rows, verdicts)
-    terminal.write_line(layout.left("kernel", rows[0]) + verdicts[0])
+    header, *rows = [[row[column] for column in used] for row in [_HEADERS, *cells]]
+    verdicts = [_figures.verdict(record) for record in records]
+    widths = [max(map(_width, column)) for column in zip(header, *rows, strict=True)]
+    verdict_width = max(map(_width, ["verdict", *verdicts]))
+    gap, name_width = _name_column(full, sum(widths) + verdict_width, len(widths), names)
+    beside = full - name_width - sum(widths) - verdict_width - gap * (len(widths) + 1) - 2
+
+    def left(name: str, row: Sequence[str]) -> str:
+        """Everything to the left of the verdict."""
+        padded = [_pad(name, name_width)]
+        for head, cell, width in zip(header, row, widths, strict=True):
+            padded.append(_pad(cell, width, right=head in _RIGHT))
+        return "".join(cell + " " * gap for cell in padded)
+
+    terminal.write_line(left("kernel", header) + "verdict")
     above = None
-    for record, name, row, verdict in zip(records, names, rows[1:], verdicts[1:], strict=True):
-        fits = _width(name) <= layout.name
+    for record, name, row, verdict in zip(records, names, rows, verdicts, strict=True):
+        fits = _width(name) <= name_width
         if not fits and name != above:
-            terminal.write_line(_wrapped(name, layout.full, indent=0))
+            terminal.write_line(_wrapped(name, full, indent=0))
         above = name
-        terminal.write(layout.left(name if fits else "", row))
+        terminal.write(left(name if fits else "", row))
         terminal.write(verdict, **{_COLOURS[record["status"]]: True})
         message = "" if record["status"] == "not-judged" else one_line(record["message"])
-        if layout.beside >= _MESSAGE and _width(message) <= layout.beside:
-            space = " " * (layout.verdict - _width(verdict) + 2)
+        if beside >= _MESSAGE and _width(message) <= beside:
+            space = " " * (verdict_width - _width(verdict) + 2)
             terminal.write_line(space + message if message else "")
         else:
             terminal.write_line("")
             # A pass with figures has said all that matters; any other says it in words.
             if message and (verbose or record["status"] != "pass" or not any(row[1:])):
-                terminal.write_line(_wrapped(message, layout.full, indent=4))
+                terminal.write_line(_wrapped(message, full, indent=4))
 
 
-def _layout(
-    full: int, names: Sequence[str], rows: Sequence[Sequence[str]], verdicts: Sequence[str]
-) -> _Layout:
-    """Names that do not fit get lines of their own: they must not push a verdict off its line."""
-    figures = tuple(
-        (max(map(_width, column)), column[0] in _RIGHT) for column in zip(*rows, strict=True)
-    )
-    verdict = max(map(_width, verdicts))
+def _name_column(full: int, taken: int, columns: int, names: Sequence[str]) -> tuple[int, int]:
+    """The gap between columns, and the width of the names, in what is not ``taken``.
+
+    Names that do not fit get lines of their own: they must not push a verdict off its line.
+    """
     widths = [*map(_width, ["kernel", *names])]
 
     def fitting(gap: int) -> list[int]:
-        room = full - sum(width for width, _ in figures) - verdict - gap * (len(figures) + 1)
         # A few very long names would keep all messages from their place beside the verdicts.
-        return [width for width in widths if width <= min(room, max(44, full // 4))]
+        most = min(full - taken - gap * (columns + 1), max(44, full // 4))
+        return [width for width in widths if width <= most]
 
     gap = max((2, 1), key=lambda gap: len(fitting(gap)))
-    return _Layout(full, gap, max(fitting(gap), default=len("kernel")), figures, verdict)
+    return gap, max(fitting(gap), default=len("kernel"))
 
 
 def _cells(record: Record) -> tuple[str, ...]:
@@ -134,11 +137,6 @@ def _cells(record: Record) -> tuple[str, ...]:
         "" if found.launches is None else str(found.launches),
         "" if seconds is None else f"{seconds:.2g}" if seconds < 1 else f"{seconds:.1f}",
     )
-
-
-def _verdict(record: Record) -> str:
-    status, reason = record["status"], record["reason"]
-    return str(status) if reason in (None, status) else f"{status}: {reason}"
 
 
 def _pad(text: str, width: int, *, right: bool = False) -> str:

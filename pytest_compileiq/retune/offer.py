@@ -7,7 +7,9 @@ without ``--ciq-accept``, and then the former files are kept in the report folde
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import shlex
 import shutil
@@ -73,12 +75,13 @@ class Retuning:
 
 def retune(verdict: Verdict, asked: Retuning) -> Verdict:
     """The failed verdict with an offer in its remedy; with --ciq-accept, the winner's verdict."""
-    folder, seed = _new_folder(asked.report)
+    folder = _new_folder(asked.report)
     asked.judging.seconds_in_all = asked.judging.settings.test_timeout
     try:
-        space = _space(asked)
-        goal = _goal(asked)
-        found = _search(asked, goal, space.path, folder, seed)
+        path, space = _space(asked)
+        judging, age = asked.judging, 0.0 if asked.again is None else asked.again.age
+        goal = scores.goal(asked.bench, judging.stopwatch, judging.settings, age=age)
+        found = _search(asked, goal, path, folder)
     except CiqError as error:
         _remove_if_empty(folder)
         seen = f" ({'; '.join(error.looked_at)})" if error.looked_at else ""
@@ -95,29 +98,21 @@ def retune(verdict: Verdict, asked: Retuning) -> Verdict:
         "candidates": found.candidates,
         "spent": found.spent,
         "notes": list(found.notes),
-        "search_space": {"tag": space.tag, "sha256": space.sha256},
+        "search_space": {"tag": space.resolved_tag, "sha256": space.sha256},
     }
     if found.best is None:
         told += f" found nothing better than the baseline ({', '.join(found.findings)})"
-        more = 4 * (asked.judging.settings.retune or 1)
+        more = 4 * (judging.settings.retune or 1)
         told += f"; more generations may, as in --ciq-retune={more}{_notes(numbers)}"
         return _with_remedy(verdict, told, folder, {**numbers, "won": False})
     told += f" ({_plain(goal.baseline)} -> {_plain(found.scores)})"
     return _offer(verdict, asked, folder, bytes.fromhex(found.best), told, numbers, space)
 
 
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """A search space on this machine."""
-
-    path: str
-    tag: str
-    sha256: str
-
-
-def _space(asked: Retuning) -> _Space:
+def _space(asked: Retuning) -> tuple[Path, Any]:
     """The search space of this ptxas: of the tag that the ACF's sidecar names, else the latest.
 
+    Returns its .bin file, and what CompileIQ knows of it.
     Raises CiqError when it cannot be had.
     """
     from compileiq.search_spaces.compilers import PtxasSearchSpace
@@ -140,22 +135,14 @@ def _space(asked: Retuning) -> _Space:
             remedy="set CIQ_SEARCH_SPACES_DIR to a mirror, or see to the network"
             + ("; without the sidecar the latest tag is taken" if pinned else ""),
         ) from error
-    resolved = provider.resolution_metadata
-    assert resolved is not None
-    return _Space(str(path), resolved.resolved_tag, resolved.sha256)
+    return path, provider.resolution_metadata
 
 
-def _goal(asked: Retuning) -> scores.Goal:
-    age = 0.0 if asked.again is None else asked.again.age
-    judging = asked.judging
-    return scores.goal(asked.bench, judging.stopwatch, judging.settings, age=age)
-
-
-def _search(asked: Retuning, goal: scores.Goal, space: str, folder: Path, seed: int) -> Found:
+def _search(asked: Retuning, goal: scores.Goal, space: Path, folder: Path) -> Found:
     settings = asked.judging.settings
     child.progress("the search for a new ACF", kernel=name_of(asked.bench))
     hunt = Hunt(
-        space=space,
+        space=str(space),
         folder=str(folder),
         generations=settings.retune or 0,
         problem_type=goal.problem_type,
@@ -163,7 +150,6 @@ def _search(asked: Retuning, goal: scores.Goal, space: str, folder: Path, seed: 
         limit=goal.limit,
         seconds=_seconds(settings),
         workers=1 if settings.gpu else len(os.sched_getaffinity(0)),
-        seed=seed,
     )
     if goal.timed:
         if asked.again is None:
@@ -198,7 +184,7 @@ def _offer(
     content: bytes,
     told: str,
     numbers: Mapping[str, object],
-    space: _Space,
+    space: Any,
 ) -> Verdict:
     """Test the winner anew; offer it, or, with --ciq-accept, put it in its place."""
     bench, judging = asked.bench, asked.judging
@@ -216,7 +202,7 @@ def _offer(
     ptxas = {} if isinstance(bench, Workbench) else {"ptxas": bench.ptxas}
     described = replace(
         _sidecar.describe(acf, arch=arch, numbers={**again.numbers, **ptxas}),
-        search_space_tag=space.tag,
+        search_space_tag=space.resolved_tag,
         search_space_sha256=space.sha256,
     )
     _sidecar.write(found, described)
@@ -266,20 +252,15 @@ def _with_remedy(
     )
 
 
-def _new_folder(wanted: Path) -> tuple[Path, int]:
-    """A folder that was not there before, and its number: what earlier runs have left stays."""
-    try:
-        wanted.parent.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while True:
+def _new_folder(wanted: Path) -> Path:
+    """A folder that was not there before: what earlier runs have left stays."""
+    with contextlib.suppress(OSError):  # read-only: a search of minutes must not be lost for that
+        for number in itertools.count(1):
             folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-            try:
-                folder.mkdir()
-                return folder, number
-            except FileExistsError:
-                number += 1
-    except OSError:  # read-only: a search of minutes must not be lost for that
-        return Path(tempfile.mkdtemp(prefix="ciq-report-")), 1
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                return folder
+    return Path(tempfile.mkdtemp(prefix="ciq-report-"))
 
 
 def _remove_if_empty(folder: Path) -> None:

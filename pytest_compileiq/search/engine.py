@@ -23,6 +23,7 @@ from pytest_compileiq.search.budget import Budget, BudgetSpentError, limited
 from pytest_compileiq.search.causes import Answer, Tally
 from pytest_compileiq.search.quiet import start_method_kept, warnings_as_notes
 from pytest_compileiq.search.worker import ForkWorker
+from pytest_compileiq.subjects.objective import Objective
 from pytest_compileiq.verdict import Reason
 
 #: Calls that a search may make for each that its configuration names: CompileIQ replaces failed
@@ -137,12 +138,7 @@ class GuardedSearch(Search):  # type: ignore[misc]
                 task_timeout=timeout,
             )
 
-        sane = sanity.check(
-            evaluate,
-            sample,
-            baseline=config.normalize or spaces.makes_acfs(self.search_space),
-            needs_baseline=config.normalize,
-        )
+        sane = sanity.check(evaluate, sample, baseline=spaces.makes_acfs(self.search_space))
         plan.noise = sane.noise
         plan.notes += [*worker.notes, *sane.notes]
 
@@ -161,7 +157,8 @@ class GuardedSearch(Search):  # type: ignore[misc]
             generation = self._worker.current_generation
             result.add_result(score, generation, self._search_config.normalize)
         plan.notes.append(f"ended early: {spent.why} is spent")
-        self._save(result)
+        if self.dump_results is not None:
+            result.save(self.dump_results)
         return result
 
     def _explained(self, error: RuntimeError) -> Exception:
@@ -175,10 +172,6 @@ class GuardedSearch(Search):  # type: ignore[misc]
             remedy="mend the first cause above; run the objective by hand on search.sample(1)",
             reason=Reason.INVALID_SCORE,
         )
-
-    def _save(self, result: SearchResult) -> None:
-        if self.dump_results is not None:
-            result.save(self.dump_results)
 
     def _end(self) -> None:
         worker: Worker | None = getattr(self, "_worker", None)
@@ -214,22 +207,22 @@ def _release_core(search: Search, *, ended: bool) -> None:
 
 
 def open_search(
-    objective: Callable[[Any], Any],
+    objective: Callable[[Any], Any] | Objective,
     space: Any,
     *,
     folder: Path,
     base: Path | None = None,
     generations: int,
     pool_size: int | None = None,
-    problem_type: Literal["min", "max"] = "min",
-    objectives: int = 1,
+    problem_type: Literal["min", "max"] | None = None,
+    objectives: int | None = None,
     worker: WorkerTypes | type[Worker] | str | None = None,
     workers: int = 1,
     task_timeout: float | None = 600.0,
     max_calls: int | None = None,
     max_seconds: float | None = None,
     seed: int | None = 0,
-    tracker: TrackerConfig | str | None = None,
+    tracker: TrackerConfig | None = None,
     environment: Mapping[str, str] | None = None,
     gpus: Sequence[str] = (),
     keep: bool = False,
@@ -238,12 +231,18 @@ def open_search(
     """A configured search; ``start()`` runs it.
 
     Its cache and ``results.csv`` are under ``folder``; the path of a search space is relative to
-    ``base``, or to the current folder. ``task_timeout`` and ``max_seconds`` are
-    in seconds. ``max_calls`` is three times the configured number of evaluations unless given.
-    ``seed`` has an effect with compileiq 1.1 or newer. ``worker`` is a ForkWorker unless one of
-    CompileIQ's is named; the class of ``ForkWorker.using`` keeps what that was given, and the
-    lower limit holds. ``environment`` and ``gpus`` are as there. ``more`` are fields of ``SearchConfiguration`` or of ``Search``. Raises SettingsError.
+    ``base``, or to the current folder. ``problem_type`` and ``objectives`` are those of an
+    ``Objective``, else "min" and 1. ``task_timeout`` and ``max_seconds`` are in seconds.
+    ``max_calls`` is three times the configured number of evaluations unless given. ``seed`` has
+    an effect with compileiq 1.1 or newer, and none on the candidates of a .bin file. ``worker``
+    is a ForkWorker unless one of CompileIQ's is named; the class of ``ForkWorker.using`` keeps
+    what that was given, and the lower limit holds. ``environment`` and ``gpus`` are as there.
+    ``more`` are fields of ``SearchConfiguration`` or of ``Search``. Raises SettingsError.
     """
+    if isinstance(objective, Objective):
+        problem_type = problem_type or objective.problem_type
+        objectives = objectives or objective.objectives
+        objective = objective.function
     known = SearchConfiguration.model_fields
     config_fields = {name: more.pop(name) for name in list(more) if name in known}
     unknown = sorted(set(more) - set(Search.model_fields))
@@ -255,8 +254,8 @@ def open_search(
         )
     resolved = spaces.resolve(space, base or Path.cwd())
     config = SearchConfiguration(
-        problem_type=problem_type,
-        num_objectives=objectives,
+        problem_type=problem_type or "min",
+        num_objectives=objectives or 1,
         generations=generations,
         pool_size=pool_size,
         **config_fields,
@@ -271,12 +270,13 @@ def open_search(
             notes.append("seed= has no effect: this compileiq takes none (1.1 and newer do)")
     more.setdefault("dump_results", folder / "results.csv")
     more.setdefault("disable_progress_bar", True)
+    if tracker is not None:
+        more["tracker_config"] = tracker
     ours = ForkWorker if worker is None else worker
-    is_fork_worker = isinstance(ours, type) and issubclass(ours, ForkWorker)
     chosen: type[Worker]
-    if isinstance(ours, type) and issubclass(ours, ForkWorker):
+    if is_fork_worker := isinstance(ours, type) and issubclass(ours, ForkWorker):
         given = ours.options  # those of ForkWorker.using(...), given as worker=
-        forking = ours.using(
+        chosen = ours.using(
             environment={**given.environment, **(environment or {})},
             gpus=given.gpus or gpus,
             budget=Budget(
@@ -284,7 +284,7 @@ def open_search(
                 _least(max_seconds, given.budget.max_seconds),
             ),
         )
-        chosen, tally = forking, forking.tally
+        tally = chosen.tally
     else:
         tally = Tally()
         with start_method_kept(theirs=False):
@@ -298,7 +298,6 @@ def open_search(
             search_config=config,
             worker_type=chosen,
             cache_folder=folder / "compileiq",
-            **({} if tracker is None else {"tracker_config": theirs.tracker_config(tracker)}),
             **more,
         )
     search._plan = _Plan(tally, workers, task_timeout, is_fork_worker, keep, notes)

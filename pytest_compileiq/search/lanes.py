@@ -6,11 +6,9 @@ of its own, and whatever the task leaves behind becomes the zygote's child, and 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import functools
-import inspect
 import os
 import signal
 import socket
@@ -28,7 +26,7 @@ from pytest_compileiq.isolation.zygote_client import Ended, LostError, NotStarte
 from pytest_compileiq.search.causes import Answer, Cause
 from pytest_compileiq.subjects.objective import judge
 
-#: Seconds that a task without a limit gets: eleven days.
+#: Seconds that a task without a limit gets: eleven days, as the system's timers take no more.
 FOREVER = 1e6
 #: Opening and re-opening: a fork must not come between another thread's fork and its `close`.
 _forking = threading.Lock()
@@ -87,11 +85,11 @@ class Lane:
                 _open.remove(link)
         link.close()
 
-    def evaluate(self, params: Any, timeout: float | None) -> Answer:
-        """Call the objective once, for at most ``timeout`` seconds."""
+    def evaluate(self, params: Any, timeout: float) -> Answer:
+        """Call the objective once, for at most ``timeout`` seconds, which may be infinite."""
         environment = {**os.environ, **self.environment}
         said: list[tuple[Any, ...]] = []
-        limit = FOREVER if timeout is None else max(timeout, 0.001)
+        limit = min(max(timeout, 0.001), FOREVER)
         try:
             ended = self._link.run((params, environment), limit, said.append)
         except LostError as error:
@@ -132,10 +130,7 @@ class Lane:
 
 def _call(function: Callable[[Any], Any], params: Any, objectives: int) -> tuple[Any, ...]:
     try:
-        value = function(params)
-        if inspect.iscoroutine(value):  # for CompileIQ's ASYNC worker
-            value = asyncio.run(value)
-        return judge(value, objectives)
+        return judge(function(params), objectives)
     except (SystemExit, KeyboardInterrupt) as error:  # would end the process
         return Cause.EXITED.value, f"ended its process with {one_line(error)}"
     except BaseException as error:

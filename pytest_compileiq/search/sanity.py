@@ -26,12 +26,11 @@ class Sane:
     notes: tuple[str, ...]
 
 
-def check(evaluate: Evaluate, sample: Any, *, baseline: bool, needs_baseline: bool) -> Sane:
+def check(evaluate: Evaluate, sample: Any, *, baseline: bool) -> Sane:
     """The contract, on a sample (three times) and, where there is one, on the baseline ``{}``.
 
     Raises CiqError for a value that CompileIQ cannot read: every call would return one. A
-    sample that raises, hangs or crashes proves nothing, since some ACFs do. ``needs_baseline``
-    says that the search divides by the baseline's score, so it must have one.
+    sample that raises, hangs or crashes proves nothing, since some ACFs do.
     """
     notes = []
     noise: float | None = None
@@ -59,15 +58,10 @@ def check(evaluate: Evaluate, sample: Any, *, baseline: bool, needs_baseline: bo
         answer = evaluate({})
         _refuse_bad_shape(answer, "the baseline {}")
         if answer.cause is not None:
-            text = f"on the baseline {{}} the objective {answer.text} ({answer.cause})"
-            if needs_baseline:
-                raise CiqError(
-                    f"{text}, and normalize=True divides by that score",
-                    looked_at=answer.details.splitlines()[-3:],
-                    remedy="let the objective score {}, or search with normalize=False",
-                    reason=Reason.HUNG if answer.cause is Cause.HUNG else Reason.CRASHED,
-                )
-            notes.append(f"{text}: no result of this search can be compared with it")
+            notes.append(
+                f"on the baseline {{}} the objective {answer.text} ({answer.cause}): no result of "
+                "this search can be compared with it"
+            )
     return Sane(noise, tuple(notes))
 
 

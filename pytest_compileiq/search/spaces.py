@@ -16,19 +16,16 @@ def resolve(space: Any, folder: Path) -> Any:
     """
     if isinstance(space, list | tuple):
         return [resolve(one, folder) for one in space]
-    if isinstance(space, str | os.PathLike):
-        path = folder / Path(space)
-        if not path.is_file():
-            raise SettingsError(
-                f"the search space {path} is not a file",
-                remedy="a search space is a dict, a provider such as PtxasSearchSpace(), the "
-                "path of a .bin file, or a list of these",
-            )
-        return path.resolve()
     if isinstance(space, dict) or callable(getattr(space, "retrieve", None)):
         return space
+    what = f"{space!r} ({type(space).__name__}) is no search space"
+    if isinstance(space, str | os.PathLike):
+        path = folder / Path(space)
+        if path.is_file():
+            return path.resolve()
+        what = f"the search space {path} is not a file"
     raise SettingsError(
-        f"{space!r} ({type(space).__name__}) is no search space",
+        what,
         remedy="give a dict, a provider such as PtxasSearchSpace(), the path of a .bin file, or "
         "a list of these",
     )

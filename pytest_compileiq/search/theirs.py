@@ -1,4 +1,4 @@
-"""What is passed through to CompileIQ by name: its own workers, its trackers."""
+"""CompileIQ's own workers, by name, and what is known against each."""
 
 from __future__ import annotations
 
@@ -7,27 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from compileiq import types
-from compileiq.types import TrackerConfig, Worker, WorkerTypes
+from compileiq.types import Worker, WorkerTypes
 
 from pytest_compileiq.errors import SettingsError
-
-
-def tracker_config(tracker: TrackerConfig | str) -> TrackerConfig:
-    if isinstance(tracker, TrackerConfig):
-        return tracker
-    kinds = {
-        "disabled": types.DisabledTrackerConfig,
-        "loguru": types.LoguruTrackerConfig,
-        "mlflow": types.MLflowTrackerConfig,
-    }
-    if tracker not in kinds:
-        raise SettingsError(
-            f"there is no tracker {tracker!r}",
-            remedy=f"give one of {', '.join(kinds)}, or a TrackerConfig",
-        )
-    return kinds[tracker]()
-
 
 _TRAPS = {
     "native": (
@@ -57,7 +39,9 @@ def worker_class(worker: Any, objective: Callable[[Any], Any]) -> tuple[type[Wor
             remedy=f"leave it out for a ForkWorker, or give one of {', '.join(WorkerTypes)}, or "
             "a subclass of compileiq.types.Worker",
         ) from None
-    if kind is WorkerTypes.RAY and not _cluster_given():
+    ray = sys.modules.get("ray")
+    has_cluster = os.environ.get("RAY_ADDRESS") or (ray is not None and ray.is_initialized())
+    if kind is WorkerTypes.RAY and not has_cluster:
         raise SettingsError(
             "RAY is for a cluster, and none is given: it would start one on this machine",
             looked_at=["ray.is_initialized()", "RAY_ADDRESS"],
@@ -69,8 +53,3 @@ def worker_class(worker: Any, objective: Callable[[Any], Any]) -> tuple[type[Wor
     if kind is WorkerTypes.NATIVE and "<locals>" in qualified + getattr(objective, "__name__", ""):
         traps.append("NATIVE with two workers or more pickles the objective: make it a global")
     return kind.worker_type(), traps
-
-
-def _cluster_given() -> bool:
-    ray = sys.modules.get("ray")
-    return bool(os.environ.get("RAY_ADDRESS")) or bool(ray is not None and ray.is_initialized())

@@ -20,6 +20,7 @@ CUDA must not have been started before.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import weakref
@@ -39,8 +40,10 @@ from pytest_compileiq.search.lanes import Lane
 from pytest_compileiq.verdict import Reason
 
 _BASELINE = "baseline"  # the id that CompileIQ gives the baseline
-_REASONS = {Cause.HUNG: Reason.HUNG, Cause.BAD_SHAPE: Reason.BAD_SHAPE} | {
-    Cause.INVALID: Reason.INVALID_SCORE
+_REASONS = {
+    Cause.HUNG: Reason.HUNG,
+    Cause.BAD_SHAPE: Reason.BAD_SHAPE,
+    Cause.INVALID: Reason.INVALID_SCORE,
 }
 
 
@@ -98,7 +101,6 @@ class ForkWorker(Worker):  # type: ignore[misc]
         if not hasattr(type(self), "tally"):
             self.tally = Tally()
         self._lanes: list[Lane] = []
-        self._lanes_for: tuple[Any, int] | None = None  # a lane knows the function of its start
         # Also when nobody calls `close`, and at the interpreter's end.
         self._finalizer = weakref.finalize(self, _close, self._lanes)
 
@@ -133,17 +135,17 @@ class ForkWorker(Worker):  # type: ignore[misc]
         scores are to be divided by has none.
         """
         self.options.budget.start()
+        timeout = _seconds(task_timeout)
         baseline: list[Score] = []
         known: Score | None = super().baseline_score
         if self.normalize and known is None:
-            baseline = self._batch(
-                function, [(_BASELINE, BASELINE_CONFIG)], num_function_returns, 1, task_timeout
-            )
+            task = (_BASELINE, BASELINE_CONFIG)
+            baseline = self._batch(function, [task], num_function_returns, 1, timeout)
             known = self.baseline_score = baseline[0]
         tasks = list(zip(params_ids, params_pool, strict=True))
         spent: BudgetSpentError | None = None
         try:
-            scores = self._batch(function, tasks, num_function_returns, num_workers, task_timeout)
+            scores = self._batch(function, tasks, num_function_returns, num_workers, timeout)
         except BudgetSpentError as error:
             spent, scores = error, error.scores
         scores = baseline + scores
@@ -175,8 +177,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
         if not budget.grant():
             raise BudgetSpentError(budget.why, [])
         self._open(function, objectives, 1)
-        left = budget.seconds_left()
-        answer = self._lanes[0].evaluate(params, _earlier(task_timeout, left))
+        answer = self._lanes[0].evaluate(params, min(_seconds(task_timeout), budget.seconds_left()))
         self.tally.add(answer)
         return answer
 
@@ -185,9 +186,6 @@ class ForkWorker(Worker):  # type: ignore[misc]
         _close(self._lanes)
 
     def _open(self, function: Callable[[Any], Any], objectives: int, workers: int) -> None:
-        if self._lanes_for != (function, objectives):
-            self.close()
-            self._lanes_for = (function, objectives)
         gpus = self.options.gpus
         while len(self._lanes) < workers:
             environment = dict(self.options.environment)
@@ -201,7 +199,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
         tasks: list[tuple[int | str, Any]],
         objectives: int,
         workers: int,
-        timeout: float | None,
+        timeout: float,
     ) -> list[Score]:
         workers = max(1, min(workers, len(tasks)))
         self._open(function, objectives, workers)
@@ -220,7 +218,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
         lanes: list[Lane],
         tasks: list[tuple[int | str, Any]],
         objectives: int,
-        timeout: float | None,
+        timeout: float,
     ) -> list[Score | None]:
         free: SimpleQueue[Lane] = SimpleQueue()
         for lane in lanes:
@@ -244,7 +242,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
                 raise
 
     def _one(
-        self, lane: Lane, task: tuple[int | str, Any], objectives: int, timeout: float | None
+        self, lane: Lane, task: tuple[int | str, Any], objectives: int, timeout: float
     ) -> Score | None:
         """The score of one configuration, or None when the budget does not reach for it."""
         identity, params = task
@@ -254,15 +252,15 @@ class ForkWorker(Worker):  # type: ignore[misc]
         left = budget.seconds_left()
         words = {"task_id": f"{self.current_generation}-{identity}"}
         self.tracker.pre_objective(params, **words)
-        answer = lane.evaluate(params, _earlier(timeout, left))
-        if answer.cause is Cause.HUNG and (timeout is None or left < timeout):
+        answer = lane.evaluate(params, min(timeout, left))
+        if answer.cause is Cause.HUNG and left < timeout:
             return None  # the search's time was up, not the call's
         self.tally.add(answer)
         is_baseline = identity == _BASELINE
         if is_baseline and answer.cause is not None:
             raise CiqError(
-                f"normalize=True divides by the score of the baseline, {{}}, and the objective "
-                f"{answer.text} ({answer.cause})",
+                f"on the baseline {{}} the objective {answer.text} ({answer.cause}), and "
+                "normalize=True divides by that score",
                 looked_at=answer.details.splitlines()[-3:],
                 remedy="let the objective score {}, or search with normalize=False",
                 reason=_REASONS.get(answer.cause, Reason.CRASHED),
@@ -294,10 +292,8 @@ def _metadata(answer: Answer, lane: Lane) -> dict[str, object]:
     return found
 
 
-def _earlier(timeout: float | None, left: float) -> float | None:
-    if left == float("inf"):
-        return timeout
-    return left if timeout is None else min(timeout, left)
+def _seconds(limit: float | None) -> float:
+    return math.inf if limit is None else limit
 
 
 def _close(lanes: list[Lane]) -> None:

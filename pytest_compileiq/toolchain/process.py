@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +32,19 @@ class Finished:
             return f"signal {-self.returncode}"
 
 
-def run(argv: Sequence[str | Path], *, timeout: float) -> Finished:
+def run(
+    argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | None = None
+) -> Finished:
     """Run ``argv`` for at most ``timeout`` seconds; a hung tool dies with its process group.
 
-    Raises OSError when the program cannot be started at all.
+    ``env`` is its whole environment; None gives it this process's. Raises OSError when the program cannot be started at all.
     """
     words = tuple(str(word) for word in argv)
     # A file, not a pipe: what a wrapper left running would hold a pipe open, and keep us waiting.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             words,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -211,7 +211,7 @@ def test_a_file_that_is_written_is_whole_at_any_moment(
     path = tmp_path / "aa.json.gz"
     selfcheck.write(path, {"records": [1]})
     before = path.read_bytes()
-    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("killed"))
+    monkeypatch.setattr("os.replace", lambda *_: pytest.fail("killed"))
     with pytest.raises(pytest.fail.Exception):
         selfcheck.write(path, {"records": [1, 2]})
     assert path.read_bytes() == before

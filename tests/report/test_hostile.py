@@ -125,27 +125,6 @@ def test_a_number_that_is_none(number: Any) -> None:
     assert "| k | resources |  |  |  | " in github.markdown([record])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 100_000,
-        '{"schema": 1}',
-        '{"schema": 1, "environment": {"date": "2026"}, "records": [], "gpus": []}',
-        '{"schema": 1, "environment": {"date": "2026-01-01"}, "records": {"a": 1}, "gpus": []}',
-        "[]",
-        "\x00",
-    ],
-    ids=range(6),
-)
-def test_history_names_a_file_that_is_no_report(
-    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "r.json"
-    path.write_text(text)
-    assert history.main([str(path)]) == 2
-    assert "no file has a measured speed-up" in capsys.readouterr().err
-
-
 def test_history_of_hostile_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     records = [sim.record(sim.win(name, speedup=1.06)) for name in NAMES.values()]

@@ -177,8 +177,16 @@ def test_history_for_github_action_benchmark(reports: Path, tmp_path: Path) -> N
         ("{", "no report of --ciq-json"),
         ("[]", "no report of --ciq-json"),
         ('{"schema": 2}', "schema 2, and this version reads 1"),
-        ('{"schema": 1, "environment": {"date": "yesterday"}}', "no report"),
+        ("[" * 100_000, "no report of --ciq-json"),
+        ("\x00", "no report of --ciq-json"),
+        ('{"schema": 1}', "no report of --ciq-json"),
+        ('{"schema": 1, "environment": {"date": "2026"}, "records": [], "gpus": []}', "no report"),
+        (
+            '{"schema": 1, "environment": {"date": "2026-01-01"}, "records": {"a": 1}, "gpus": []}',
+            "no report of --ciq-json",
+        ),
     ],
+    ids=range(8),
 )
 def test_a_named_file_that_is_no_report_is_told(
     reports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str

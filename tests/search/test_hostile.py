@@ -24,9 +24,9 @@ from compileiq.search_spaces import base as ss
 from pytest_compileiq import CiqError, ForkWorker
 from pytest_compileiq.isolation import probes
 from pytest_compileiq.search.budget import Budget
-from pytest_compileiq.search.door import CiqSearch
 from pytest_compileiq.search.lanes import Lane
 from pytest_compileiq.search.sanity import REPEATS
+from pytest_compileiq.searching import CiqSearch
 
 SPACE = {"x": ss.range(0, 1000, 1)}
 #: Seconds for a call that hangs, and for all others: a machine under load needs them.

@@ -149,8 +149,9 @@ def test_a_max_problem(useless: pytest.Pytester, run_json: RunJson) -> None:
     next(useless.path.glob("test_*.py")).write_text(text)
     _, (record,) = run_json("--ciq-retune=1")
     assert record["numbers"]["retuned"]["won"] is True
-    found = record["remedy"]
-    assert "100 on the baseline, 28" in found or "100 on the baseline, 27" in found
+    # The largest of 48 from 30 to 285, and not the smallest.
+    (found,) = re.findall(r"100 on the baseline, (\d+) with", record["remedy"])
+    assert int(found) > 200
 
 
 def test_a_missing_acf_is_searched_for(useless: pytest.Pytester, run_json: RunJson) -> None:

@@ -22,7 +22,7 @@ GOOD = Answer(scores=(100.0,))
 
 def test_noise_is_the_relative_deviation_of_three_calls() -> None:
     evaluate = scripted(GOOD, Answer(scores=(102.0,)), Answer(scores=(98.0,)))
-    sane = sanity.check(evaluate, {"x": 1}, baseline=False, needs_baseline=False)
+    sane = sanity.check(evaluate, {"x": 1}, baseline=False)
     assert sane.noise == pytest.approx(2 / 102)
     assert sane.notes == (
         "3 calls on the first sample differ: their relative standard deviation is 0.02",
@@ -31,14 +31,14 @@ def test_noise_is_the_relative_deviation_of_three_calls() -> None:
 
 def test_an_objective_that_fails_only_at_times_is_named() -> None:
     evaluate = scripted(GOOD, GOOD, Answer(cause=Cause.HUNG, text="did not return within 1 s"))
-    sane = sanity.check(evaluate, {"x": 1}, baseline=False, needs_baseline=False)
+    sane = sanity.check(evaluate, {"x": 1}, baseline=False)
     assert sane.noise is None
     assert "when called again it did not return within 1 s (hung)" in sane.notes[0]
 
 
 def test_a_baseline_that_has_no_score_is_a_note_where_it_is_not_needed() -> None:
     evaluate = scripted(GOOD, GOOD, GOOD, Answer(cause=Cause.RAISED, text="raised KeyError: 'x'"))
-    sane = sanity.check(evaluate, "ab", baseline=True, needs_baseline=False)
+    sane = sanity.check(evaluate, "ab", baseline=True)
     (note,) = sane.notes
     assert note.startswith("on the baseline {} the objective raised KeyError: 'x' (raised): no ")
 

@@ -16,7 +16,7 @@ from compileiq.search_spaces import base as ss
 from compileiq.types import LoguruTrackerConfig, WorkerTypes
 
 from pytest_compileiq.errors import CiqError, SettingsError
-from pytest_compileiq.search.door import CiqSearch
+from pytest_compileiq.searching import CiqSearch
 from pytest_compileiq.verdict import Reason
 
 from ..conftest import EXAMPLE
@@ -210,7 +210,6 @@ def test_config_and_search_fields_pass_through(ciq_search: CiqSearch, tmp_path: 
     [
         ({"worker": "threads"}, "there is no worker 'threads'"),
         ({"worker": "ray"}, "RAY is for a cluster, and none is given"),
-        ({"tracker": "wandb"}, "there is no tracker 'wandb'"),
         ({"poolsize": 8}, "ciq_search knows no poolsize"),
     ],
 )
