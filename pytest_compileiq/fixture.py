@@ -303,7 +303,7 @@ class CIQ:
         if self._strict:  # what this run could have answered, had the test or the build let it
             bad += [verdict for verdict in unjudged if verdict.remedy]
         if bad:
-            text = "\n".join(explain(verdict) for verdict in bad)
+            text = explain(*bad)
             if self._strict or any(verdict.status is Status.FAIL for verdict in bad):
                 raise CiqFailure(text, verdicts)
             pytest.skip(text)
