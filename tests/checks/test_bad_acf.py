@@ -200,6 +200,22 @@ def test_ptx_that_is_no_ptx(sgemm: pytest.Pytester, run_json: RunJson) -> None:
     assert record["remedy"] == "correct the PTX, or make it anew with `nvcc -ptx`"
 
 
+def test_an_acf_with_which_ptxas_fails_for_another_reason(
+    sgemm: pytest.Pytester, run_json: RunJson, script: Callable[[str, str], Path], ptxas: Any
+) -> None:
+    sgemm.makepyfile(TEST)
+    body = f"""case "$*" in
+    *--apply-controls*) echo "ptxas info    : hello"; echo "ptxas fatal   : out of luck"; exit 255
+    esac
+    exec {ptxas.path} "$@" """
+    _, records = run_json(f"--ciq-ptxas={script('ptxas', body)}")
+    record = win(records)
+    assert record["message"].endswith(
+        "with the ACF (exit status 255): ptxas fatal : out of luck"  # and no information
+    )
+    assert record["remedy"] == "drop this ACF if ptxas takes the PTX without it"
+
+
 def test_an_acf_without_a_sidecar_says_what_is_not_known(
     sgemm: pytest.Pytester, run_json: RunJson
 ) -> None:
