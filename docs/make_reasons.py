@@ -144,7 +144,7 @@ CASES = (
     ),
     Case(
         "slower",
-        "It is measurably worse than it has to be.",
+        "It is measurably worse than it has to be: in time, in score, or in what `ciq_resources` limits.",
         """
         @pytest.mark.ciq_beats_baseline("best.acf", min_speedup=1.5)
         def test_objective(ciq):

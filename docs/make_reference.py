@@ -37,7 +37,7 @@ NOTES = {
     "13.3 or newer.",
     "isolate": "`auto` isolates each test that uses a `ciq` fixture when there is a GPU.",
     "debug_pack": "A debug pack is an asset of CompileIQ's releases. Else the mark's `o0=` and `o3=`, or "
-    "raw `-O0` and `-O3`.",
+    "raw `-O0` and `-O3`, see `ciq_canary`.",
     "plots": "Needs the extra `plots`, and `--ciq-gpu`: only what was timed is drawn.",
     "retune": "By time with `--ciq-gpu`, by spills without, or by an objective's score. The search "
     "takes three quarters of `--ciq-timeout` at most, which the test gets once more.",
@@ -98,7 +98,7 @@ def options() -> str:
     assert NOTES.keys() <= {one.name for one in settings.OPTIONS}
     return (
         f"# Options, variables and ini keys\n{WRITTEN_BY}\n"
-        "Each option has three doors, and the first that is used wins: the command line "
+        "Each option can be given in three places, and the first of them wins: the command line "
         "(`--ciq-gpu-timeout`), the environment (`PYTEST_CIQ_GPU_TIMEOUT`), the ini file "
         "(`ciq_gpu_timeout`). A switch is on with `1`, `true`, `yes` or `on`. `pytest` prints in "
         "its header what was set and where. For what a mark decides (limits, ACFs), "

@@ -26,6 +26,8 @@ from pytest_compileiq.gpu.recovery import left_behind
 from pytest_compileiq.toolchain import acf, ptxas
 
 OK, NOTE, FAULT = "ok", "note", "FAULT"
+#: As NVML counts: a driver of CUDA 12 does not load what ptxas 13.3 makes.
+_LEAST_CUDA = 13000
 
 
 class Line(NamedTuple):
@@ -123,7 +125,8 @@ def _flashinfer() -> Iterator[Line]:
 def _debug_pack(env: Mapping[str, str]) -> Line:
     source = _given(env, "PYTEST_CIQ_DEBUG_PACK")
     if source is None:
-        return Line(NOTE, "debug pack", "not given: canaries use the mark's o0= or raw -O0")
+        text = "not given: canaries use the mark's o0=, else raw -O0; an objective needs an ACF"
+        return Line(NOTE, "debug pack", text)
     try:
         pack = acf.open_debug_pack(source)
     except (CiqError, OSError) as error:
@@ -182,7 +185,9 @@ def _gpus(deadline_s: float) -> Iterator[Line]:
     cuda = (
         "" if machine.cuda is None else f", CUDA {machine.cuda // 1000}.{machine.cuda % 1000 // 10}"
     )
-    yield Line(OK, "driver", f"{machine.driver}{cuda}")
+    old = machine.cuda is not None and machine.cuda < _LEAST_CUDA
+    cure = "to run kernels: driver 580 or newer, the first of CUDA 13" if old else ""
+    yield Line(NOTE if old else OK, "driver", f"{machine.driver}{cuda}", cure)
     if not machine.rows:
         yield Line(NOTE, "gpu", "none: only the static tier runs here")
         return

@@ -35,6 +35,12 @@ def read_plain(path: Path) -> bytes:
     return no_pointer(path.read_bytes())
 
 
+def beside(path: Path, suffix: str) -> str:
+    """What of its kind lies in the folder of a file that is not there, for a message."""
+    names = sorted(entry.name for entry in path.parent.glob(f"*{suffix}"))
+    return f"{path.parent}: {', '.join(names) or f'no *{suffix} file in it'}"
+
+
 def no_pointer(content: bytes) -> bytes:
     """The content itself. Raises LfsPointerError where it is git-lfs's."""
     if content.startswith(_LFS):

@@ -284,12 +284,10 @@ class CIQ:
         __tracebackhide__ = True
         bad = [verdict for verdict in verdicts if verdict.negative]
         unjudged = [verdict for verdict in verdicts if verdict.status is Status.NOT_JUDGED]
-        if (
-            self._settings.strict
-        ):  # what this run could have answered, had the test or the build let it
+        if self._settings.strict:  # what could have been answered, had test and build let it
             bad += [verdict for verdict in unjudged if verdict.remedy]
         if bad:
-            text = "\n".join(explain(verdict) for verdict in bad)
+            text = explain(*bad)
             if self._settings.strict or any(verdict.status is Status.FAIL for verdict in bad):
                 raise CiqFailure(text, verdicts)
             pytest.skip(text)

@@ -60,8 +60,10 @@ class ObjectiveParams:
 class CanaryParams:
     """``ciq_canary(margin=1.05, tolerance=0.05, o0=None, o3=None)``: O0 must regress.
 
-    O0 has to be worse than the baseline by the factor ``margin``; O3 may be worse by at most
-    the fraction ``tolerance``. ``o0`` and ``o3`` are ACFs; see also ``--ciq-debug-pack``.
+    A damaged ACF has to be refused. O0 has to be worse than the baseline by the factor
+    ``margin``; O3 may be worse by at most the fraction ``tolerance``. ``o0`` and ``o3`` are ACFs;
+    those of ``--ciq-debug-pack`` come first. Without an O0 ACF ptxas' own ``-O0`` and ``-O3`` are
+    tried. An objective, and a ``Kernel`` or ``HelionKernel``, takes no flags, so it needs ``o0``.
     """
 
     margin: float = 1.05

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ciq(request: pytest.FixtureRequest) -> Iterator[CIQ]:
-    """The door to all checks of pytest-compileiq, for one test.
+    """All checks of pytest-compileiq, for one test.
 
     ``ciq.check(subject)`` runs what the test's ``ciq_*`` marks ask for; ``ciq.assert_canary``,
     ``assert_objective``, ``assert_resources``, ``assert_stable`` and ``assert_beats_baseline``

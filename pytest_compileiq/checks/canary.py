@@ -22,8 +22,8 @@ from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 NO_O0 = (
-    "give the mark an o0= file, or the run a --ciq-debug-pack=DIR|ZIP with NVIDIA's O0.acf and "
-    "O3.acf"
+    "give the mark o0=, an ACF that makes the kernel worse (a search for the worst score finds one), "
+    "or the run --ciq-debug-pack=DIR|ZIP, an asset of CompileIQ's releases with O0.acf and O3.acf"
 )
 OTHER_FLAGS = (
     "plain ptxas is an -O3 already: look for other flags in the baseline's build, or correct o3="

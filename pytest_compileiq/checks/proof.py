@@ -20,6 +20,7 @@ _REDEFINED = "redefinition for option 'apply-controls'"
 #: What to do about a build of which nothing can be seen without a GPU.
 NO_CUBIN = "give Build.cubin, or run with --ciq-gpu=SPEC, where the kernel is timed"
 _RETUNE = "search for a new ACF with this ptxas: --ciq-retune"
+_KEEP = "or keep this ACF: run once with --ciq-accept, and with --ciq-gpu to see that it still wins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,12 @@ def explain_refusal(acf: Acf, refusal: str, ptxas: str | None, sidecar: Sidecar 
     return AcfError(
         f"{here} refuses {acf.name}: the file is damaged, or was made for another ptxas than "
         f"{ptxas or 'this one'}",
-        looked_at=[*looked_at, "no sidecar says which" if sidecar is None else "its sidecar"],
+        looked_at=[
+            *looked_at,
+            "no sidecar: which ptxas it was made for is unknown"
+            if sidecar is None
+            else "its sidecar",
+        ],
         remedy=f"restore {acf.name} from version control, or {_RETUNE}",
     )
 
@@ -211,15 +217,14 @@ def check_sidecar(
             f"{acf.name} was made for another kernel, or another version of this one: its PTX "
             f"hashes to {ptx_sha256[:12]}, the sidecar says {sidecar.ptx_sha256[:12]}",
             looked_at=[str(_sidecar.path_of(acf.source))],
-            remedy="search again: --ciq-retune; or run once with --ciq-accept if it still wins",
+            remedy=f"search again: --ciq-retune; {_KEEP}",
             reason=Reason.KERNEL_CHANGED,
         )
     if arch and sidecar.arch and arch != sidecar.arch:
         raise ProofError(
             f"{acf.name} was made for {sidecar.arch}, and this kernel is built for {arch}",
             looked_at=[str(_sidecar.path_of(acf.source))],
-            remedy=f"search again for {arch}: --ciq-retune; or run once with --ciq-accept if it wins "
-            "there too",
+            remedy=f"search again for {arch}: --ciq-retune; {_KEEP}",
             reason=Reason.KERNEL_CHANGED,
         )
 

@@ -68,6 +68,11 @@ def judge_kernel(
             "speed not measured"
             if params.min_speedup == 1
             else f"min_speedup={params.min_speedup} was not measured"
+        )
+        + (
+            ""
+            if sidecar or accept
+            else "; no sidecar says for which kernel: --ciq-accept writes one"
         ),
         numbers=numbers,
     )

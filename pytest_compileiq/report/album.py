@@ -64,8 +64,8 @@ class Album:
         ]
 
     def overview(self, records: Sequence[Record]) -> Path | None:
-        """The speed-ups of all kernels. None where no record has one."""
-        figure = plots.overview(records)
+        """The speed-ups of all kernels, beside their pictures. None where there are none."""
+        figure = plots.overview(records) if self.drawn else None
         if figure is None:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)

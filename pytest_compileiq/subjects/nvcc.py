@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_compileiq.errors import CiqError, ToolchainError
+from pytest_compileiq.files import beside
 from pytest_compileiq.subjects.ptx import PtxKernel
 from pytest_compileiq.toolchain import process
 from pytest_compileiq.toolchain.caches import applied
@@ -119,6 +120,8 @@ class NvccKernel(PtxKernel):
         if not path.is_file():
             raise CiqError(
                 f"the CUDA source {path} does not exist",
-                remedy="the path of a source is relative to the test file",
+                looked_at=[beside(path, ".cu")],
+                remedy="the path of a source is relative to the test file: correct it, or commit the "
+                "file",
             )
         return path

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
-from pytest_compileiq.files import read_plain
+from pytest_compileiq.files import beside, read_plain
 from pytest_compileiq.subjects.kernel import Arm, Build, Kernel, Launch
 from pytest_compileiq.toolchain import ptx as _ptx
 from pytest_compileiq.toolchain.assembler import Assembler, Job
@@ -107,10 +107,16 @@ class PtxKernel(Kernel):
             path = folder / self._path
             try:
                 text = read_plain(path).decode()
+            except FileNotFoundError:
+                raise CiqError(
+                    f"the PTX file {path} does not exist",
+                    looked_at=[beside(path, ".ptx")],
+                    remedy="a PTX path is relative to the test file: correct it, or commit the file",
+                ) from None
             except (OSError, UnicodeDecodeError) as error:
                 raise CiqError(
                     f"the PTX file {path} cannot be read ({error})",
-                    remedy="a PTX path is relative to the test file",
+                    remedy="give PtxKernel a text file that `nvcc -ptx` wrote",
                 ) from error
         else:
             text = self._text

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from pytest_compileiq.errors import AcfError, CiqError
-from pytest_compileiq.files import LARGEST, LfsPointerError, no_pointer, read_plain
+from pytest_compileiq.files import LARGEST, LfsPointerError, beside, no_pointer, read_plain
 from pytest_compileiq.verdict import one_line
 
 _RETUNE = "restore the file from version control, or search for a new one: --ciq-retune"
@@ -55,10 +55,9 @@ def load(path: Path) -> Acf:
     try:
         content = read_plain(path)
     except FileNotFoundError:
-        beside = sorted(entry.name for entry in path.parent.glob("*.acf"))
         raise AcfError(
             f"the ACF {path} does not exist",
-            looked_at=[f"{path.parent}: {', '.join(beside) or 'no *.acf file in it'}"],
+            looked_at=[beside(path, ".acf")],
             remedy="an ACF path is relative to the test file: correct it, or commit the file; if "
             "there is none yet, --ciq-retune searches for one",
         ) from None

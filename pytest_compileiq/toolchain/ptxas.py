@@ -29,6 +29,10 @@ _USED = re.compile(r"Used (\d+) registers")
 _BARRIERS = re.compile(r"used (\d+) barriers")
 _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 _CONSTANT = re.compile(r"(\d+) bytes cmem\[\d+\]")
+_AT_LINE = re.compile(r"^ptxas .*, line (\d+); ")
+_OF_THE_TARGET = re.compile(r"\.target|\.version|gpu-name")
+#: Lines of ptxas' complaints that a message holds: the first ones name the cause.
+_ERRORS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,16 +290,37 @@ def _failure(
             looked_at=looked_at,
             remedy="keep what cleans up temporary files away from TMPDIR while tests run",
         )
-    said = " / ".join(line.strip() for line in finished.output.splitlines() if line.strip())[-600:]
     if acf is not None and (refusal := acf_refusal(finished.output)):
         return AcfError(f"ptxas {ptxas} refused the ACF: {refusal}", looked_at=looked_at)
+    said = _first_errors(finished.output)
+    if _OF_THE_TARGET.search(said):
+        remedy = (
+            f"the PTX says .target {_ptx.target(ptx)}: check arch=, which is {arch!r}, and that "
+            "this ptxas knows its .version"
+        )
+    elif acf is None:
+        remedy = "correct the PTX, or make it anew with `nvcc -ptx`"
+    else:
+        remedy = "drop this ACF if ptxas takes the PTX without it"
     return AssemblyError(
         f"ptxas {ptxas} could not assemble the PTX for {arch} {arm} "
         f"(exit status {finished.returncode}): {said or 'it printed nothing'}",
         looked_at=looked_at,
-        remedy=f"the PTX says .target {_ptx.target(ptx)}: check arch=, which is {arch!r}, and that "
-        "this ptxas knows its .version",
+        remedy=remedy,
     )
+
+
+def _first_errors(output: str) -> str:
+    """The first lines of ptxas' output that are more than information, without its path."""
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    lines = [
+        _AT_LINE.sub(r"line \1: ", line)
+        for line in lines
+        if line and not line.startswith("ptxas info")
+    ]
+    more = len(lines) - _ERRORS
+    shown = " / ".join(lines[:_ERRORS])[:600]
+    return shown + (f" / and {more} more line{'s' * (more > 1)}" if more > 0 else "")
 
 
 def acf_refusal(output: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +159,7 @@ def test_a_changed_kernel_is_named(sgemm: pytest.Pytester, run_json: RunJson) ->
     result, records = run_json()
     result.assert_outcomes(failed=1)
     assert win(records)["reason"] == "kernel-changed"
+    assert "--ciq-gpu to see that it still wins" in win(records)["remedy"]
     run_json("--ciq-accept")[0].assert_outcomes(passed=1)
     run_json()[0].assert_outcomes(passed=1)
 
@@ -179,6 +181,54 @@ def test_ptx_for_another_arch(sgemm: pytest.Pytester, run_json: RunJson) -> None
     assert win(records)["reason"] == "unfit"
     assert "could not assemble the PTX for sm_80" in win(records)["message"]
     assert "the PTX says .target sm_90" in win(records)["remedy"]
+
+
+def test_ptx_that_is_no_ptx(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    """The first errors, with their lines, and no advice about an arch that is right."""
+    sgemm.makepyfile(TEST)
+    ptx = sgemm.path / "sgemm.ptx"
+    text = ptx.read_text().replace("ld.global", "ld.globl")
+    ptx.write_text(text)
+    first = next(n for n, line in enumerate(text.splitlines(), 1) if "ld.globl" in line)
+    _, records = run_json()
+    record = win(records)
+    assert record["reason"] == "unfit"
+    told = record["message"].partition("(exit status 255): ")[2].split(" / ")
+    assert told[0] == f"line {first}: error : Unknown modifier '.globl'"
+    assert len(told) == 4
+    assert re.fullmatch(r"and \d+ more lines", told[3])
+    assert record["remedy"] == "correct the PTX, or make it anew with `nvcc -ptx`"
+
+
+def test_an_acf_with_which_ptxas_fails_for_another_reason(
+    sgemm: pytest.Pytester, run_json: RunJson, script: Callable[[str, str], Path], ptxas: Any
+) -> None:
+    sgemm.makepyfile(TEST)
+    body = f"""case "$*" in
+    *--apply-controls*) echo "ptxas info    : hello"; echo "ptxas fatal   : out of luck"; exit 255
+    esac
+    exec {ptxas.path} "$@" """
+    _, records = run_json(f"--ciq-ptxas={script('ptxas', body)}")
+    record = win(records)
+    assert record["message"].endswith(
+        "with the ACF (exit status 255): ptxas fatal : out of luck"  # and no information
+    )
+    assert record["remedy"] == "drop this ACF if ptxas takes the PTX without it"
+
+
+def test_an_acf_without_a_sidecar_says_what_is_not_known(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """Any ACF that ptxas takes passes then; the reader has to be told."""
+    sgemm.makepyfile(TEST)
+    unknown = "no sidecar says for which kernel: --ciq-accept writes one"
+    assert unknown not in win(run_json()[1])["message"]
+    (sgemm.path / "best.acf.json").unlink()
+    result, records = run_json()
+    result.assert_outcomes(passed=1)
+    assert unknown in win(records)["message"]
+    assert unknown not in win(run_json("--ciq-accept")[1])["message"]
+    assert unknown not in win(run_json()[1])["message"]
 
 
 @pytest.mark.parametrize("folder", ["with space", "br[ack]ets (1)", "ünïcödé-核"])

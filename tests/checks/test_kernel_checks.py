@@ -303,7 +303,8 @@ def test_text_instead_of_a_file(sgemm: pytest.Pytester, run_json: RunJson) -> No
     result, records = run_json()
     result.assert_outcomes(passed=1, failed=2)
     assert [r["reason"] for r in records] == [None, "unfit", "unfit"]
-    assert "cannot be read" in records[1]["message"]
+    assert "none.ptx does not exist" in records[1]["message"]
+    assert records[1]["numbers"]["looked_at"] == [f"{sgemm.path}: sgemm.ptx, text.ptx"]
     assert "has no entry function dgemm; it has sgemm" in records[2]["message"]
 
 

@@ -46,6 +46,14 @@ def test_gpus(machine: Machine, lines: Lines) -> None:
     assert not machine.changes()
 
 
+def test_a_driver_that_is_too_old_for_kernels_of_ptxas_13(machine: Machine, lines: Lines) -> None:
+    """A note and no fault: the static tier runs on that machine all the same."""
+    machine.state.driver, machine.state.cuda_version = b"575.57.08", 12090
+    (line,) = lines("driver")
+    assert (line.level, line.text) == ("note", "575.57.08, CUDA 12.9")
+    assert "driver 580 or newer" in line.cure
+
+
 @pytest.mark.parametrize(
     ("code", "level", "text"),
     [(9, "note", "only the static tier"), (12, "note", "only the static tier"),

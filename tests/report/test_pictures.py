@@ -106,7 +106,10 @@ def test_one_file_a_kernel_and_an_overview(suite: pytest.Pytester, workers: list
 
 def test_a_run_that_times_nothing_says_that_nothing_is_drawn(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
-        "import pytest\n@pytest.mark.ciq_objective\ndef test(ciq): ciq.check(lambda config: 1.0)"
+        "import pytest\nfrom pathlib import Path\n"
+        "Path('best.acf').write_bytes(b'best')\n"
+        "@pytest.mark.ciq_objective\n@pytest.mark.ciq_beats_baseline\n"
+        "def test(ciq): ciq.check(lambda config: 1.0 if config else 2.0)"
     )
     result = pytester.runpytest_subprocess("--ciq-plots=p")
     result.stdout.fnmatch_lines(["--ciq-plots: nothing was timed, so nothing is drawn"])

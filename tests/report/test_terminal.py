@@ -185,6 +185,32 @@ win of matmul: slower: {SLOWER.message}
     assert "0.9816x [0.9718, 0.9909] in 48 launches" in SLOWER.message
 
 
+def test_checks_that_fail_for_one_cause_tell_it_once() -> None:
+    """The last remedy is told: that of a win knows what --ciq-retune found."""
+    win = Verdict(
+        check=Check.WIN,
+        kernel="k",
+        status=Status.FAIL,
+        reason=Reason.REJECTED,
+        message="no best.acf",
+        remedy="take the winner",
+        numbers={"looked_at": ["here"]},
+    )
+    resources = replace(win, check=Check.RESOURCES, remedy="commit the file")
+    assert explain(resources, win).splitlines() == [
+        "resources and win of k: rejected: no best.acf",
+        "  looked at: here",
+        "  to do: take the winner",
+    ]
+    for other in (
+        replace(resources, kernel="l"),
+        replace(resources, message="another"),
+        replace(resources, reason=Reason.UNFIT),
+        replace(resources, numbers={"looked_at": ["there"]}),
+    ):
+        assert explain(other, win) == f"{explain(other)}\n{explain(win)}"
+
+
 def test_a_failure_takes_eight_lines_at_most() -> None:
     verdict = Verdict(
         check=Check.WIN,

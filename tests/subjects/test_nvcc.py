@@ -74,7 +74,8 @@ def test_what_nvcc_says_to_a_mistake(assembler: Assembler, tmp_path: Path) -> No
         build(NvccKernel(SOURCE, arch="sm_90a"), assembler)
     assert error.value.reason is Reason.CRASHED
     assert "no ACF has come to it yet" in error.value.remedy
-    with pytest.raises(CiqError, match=r"missing\.cu does not exist"):
+    with pytest.raises(CiqError, match=r"missing\.cu does not exist") as missing:
         build(NvccKernel("missing.cu", arch="sm_90a"), assembler, tmp_path)
+    assert missing.value.looked_at == (f"{tmp_path}: no *.cu file in it",)
     with pytest.raises(ToolchainError, match="there is no my-nvcc on PATH"):
         build(NvccKernel(SOURCE, arch="sm_90a", nvcc="my-nvcc"), assembler)
