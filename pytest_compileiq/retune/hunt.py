@@ -84,4 +84,4 @@ class Hunt:
             told = diagnose(table, problem_type=self.problem_type, noise=search.noise)
             return Found(None, *known, findings=told.names)
         best = gains.index(max(gains))
-        return Found(str(table["params"].iloc[best]), *known, read.scores[best].tolist())
+        return Found(read.params[best], *known, read.scores[best].tolist())
