@@ -73,11 +73,9 @@ class Hunt:
             with contextlib.suppress(OSError):
                 (folder / "compileiq").rmdir()
         read = Table(table, score_columns(table), self.problem_type)
-        gains = [
+        gains = [  # that of NaN, a call without a score, is 0
             min(map(lambda b, a: ratio(b, a, self.problem_type), self.baseline, scores))
-            if ok
-            else 0.0
-            for scores, ok in zip(read.scores.tolist(), read.valid, strict=True)
+            for scores in read.scores.tolist()
         ]
         known = (len(gains), search.spent, search.notes)
         if not gains or max(gains) <= 1:

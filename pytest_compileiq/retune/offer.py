@@ -7,6 +7,7 @@ without ``--ciq-accept``, and then the former files are kept in the report folde
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shlex
@@ -252,16 +253,21 @@ def _offer(
 
 def _take(place: Path, content: bytes, described: Sidecar) -> None:
     """Write an ACF and its sidecar, or neither of them. Raises OSError."""
-    former = place.read_bytes() if place.exists() else None
-    write_whole(place, content)
+    folder = os.open(place.parent, os.O_RDONLY)
     try:
-        _sidecar.write(place, described)
-    except OSError:
-        if former is None:
-            place.unlink()
-        else:
-            write_whole(place, former)
-        raise
+        fcntl.flock(folder, fcntl.LOCK_EX)  # of two runs at once, each writes its pair
+        former = place.read_bytes() if place.exists() else None
+        write_whole(place, content)
+        try:
+            _sidecar.write(place, described)
+        except OSError:
+            if former is None:
+                place.unlink()
+            else:
+                write_whole(place, former)
+            raise
+    finally:
+        os.close(folder)
 
 
 def _notes(numbers: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,8 @@ from pytest_compileiq.search import engine
 from pytest_compileiq.settings import OPTIONS, Settings
 from pytest_compileiq.subjects.kernel import Workbench
 from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
+from pytest_compileiq.toolchain import sidecar
+from pytest_compileiq.toolchain.acf import Acf
 from pytest_compileiq.toolchain.assembler import Assembler
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
@@ -138,7 +141,7 @@ def test_a_search_leaves_time_to_test_its_winner(monkeypatch: pytest.MonkeyPatch
         offer._seconds(chosen)
 
 
-ROWS = [("{}", 1.0, 1.0), ("aa", 8.0, 20.0), ("bb", 9.0, 9.0), ("cc", "*", "*"), ("dd", 9.5, 1e12)]
+ROWS = [("{}", 1.0, 1.0), ("cc", "*", "*"), ("dd", 9.5, 1e12), ("aa", 8.0, 20.0), ("bb", 9.0, 9.0)]
 
 
 def hunted(
@@ -171,3 +174,29 @@ def test_the_best_has_to_be_better_in_every_score(
     assert (found.best, found.scores) == ("aa", [8.0, 20.0])
     for equal in ((9.0, 9.0), (8.5, 8.5)):  # as good is not better
         assert hunted(monkeypatch, tmp_path, "min", equal)[0].best is None
+
+
+def test_of_two_runs_at_once_each_writes_its_pair(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "best.acf"
+    written, threads = sidecar.write, []
+
+    def take(content: bytes) -> None:
+        described = sidecar.describe(Acf(place, content), arch=None, numbers={})
+        offer._take(place, content, described)
+
+    def write(acf: Path, described: sidecar.Sidecar) -> Path:
+        if not threads:
+            threads.append(threading.Thread(target=take, args=(b"second",)))
+            threads[0].start()
+            threads[0].join(0.5)  # it waits for this pair's end
+        return written(acf, described)
+
+    monkeypatch.setattr(sidecar, "write", write)
+    take(b"first")
+    threads[0].join()
+    found = sidecar.load(place)
+    assert found.acf.content == b"second"
+    assert found.sidecar is not None
+    assert found.sidecar.sha256 == found.acf.sha256
