@@ -163,8 +163,9 @@ def flush_output() -> None:
     import ctypes
 
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(Exception):  # None, closed, or a test's own that cannot flush
-            stream.flush()
+        if stream is not None:
+            with contextlib.suppress(Exception):  # closed, or a test's own that cannot flush
+                stream.flush()
     ctypes.CDLL(None).fflush(None)
 
 
