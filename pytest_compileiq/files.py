@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -23,15 +24,15 @@ def read_plain(path: Path) -> bytes:
     A pipe would block for ever and a device never end, so the kind is looked at first.
     """
     try:
-        stat = path.stat()
+        found = path.stat()
     except ValueError as error:  # a NUL in the path
         raise OSError(22, str(error)) from None
     if os.path.isdir(path):
         raise IsADirectoryError(21, "it is a folder")
     if not os.path.isfile(path):
         raise OSError(22, "it is not a regular file")
-    if stat.st_size > LARGEST:
-        raise OSError(27, f"it has {stat.st_size} bytes, more than any ACF or PTX")
+    if found.st_size > LARGEST:
+        raise OSError(27, f"it has {found.st_size} bytes, more than any ACF or PTX")
     return no_pointer(path.read_bytes())
 
 
@@ -64,7 +65,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(temporary, 0o644)  # mkstemp makes it private, and the file is to be shared
+        # mkstemp makes it private, and a new file is to be shared.
+        os.chmod(temporary, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

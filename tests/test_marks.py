@@ -503,6 +503,39 @@ SUBTESTS = (
 
 @pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="pytest 9 brings subtests")
 @pytest.mark.parametrize("right", [True, False])
+def test_accept_writes_nothing_where_a_subtest_failed(
+    pytester: pytest.Pytester, right: bool
+) -> None:
+    (pytester.path / "best.acf").write_bytes(b"acf")
+    pytester.makepyfile(
+        "import pytest\ndef better(config): return 1 if config else 2\n"
+        "@pytest.mark.ciq_beats_baseline\n"
+        "def test(ciq, subtests):\n"
+        "    ciq.check(better)\n"
+        f"    with subtests.test('after'): assert {right}\n"
+    )
+    assert pytester.runpytest_subprocess("--ciq-accept").ret == (0 if right else 1)
+    assert (pytester.path / "best.acf.json").exists() is right
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_failure_beside_an_open_question_is_a_failure(
+    pytester: pytest.Pytester, order: int
+) -> None:
+    """And not a skip, in whatever order the marks stand."""
+    (pytester.path / "best.acf").write_bytes(b"acf")
+    marks = ["@pytest.mark.ciq_beats_baseline\n", "@pytest.mark.ciq_objective\n"][::order]
+    pytester.makepyfile(
+        "import pytest, time\ndef takes_all(config): return time.time()\n"
+        f"{''.join(marks)}def test(ciq): ciq.check(takes_all)"
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*not-applied*", "*undecided*"])
+
+
+@pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="pytest 9 brings subtests")
+@pytest.mark.parametrize("right", [True, False])
 def test_subtests_are_not_the_end_of_the_test(
     pytester: pytest.Pytester, run_json: RunJson, right: bool
 ) -> None:

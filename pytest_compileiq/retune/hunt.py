@@ -72,15 +72,13 @@ class Hunt:
             with contextlib.suppress(OSError):
                 (folder / "compileiq").rmdir()
         read = Table(table, score_columns(table), self.problem_type)
-        gains = [
+        gains = [  # that of NaN, a call without a score, is 0
             min(map(lambda b, a: ratio(b, a, self.problem_type), self.baseline, scores))
-            if ok
-            else 0.0
-            for scores, ok in zip(read.scores.tolist(), read.valid, strict=True)
+            for scores in read.scores.tolist()
         ]
         known = (len(gains), search.spent, search.notes)
         if not gains or max(gains) <= 1:
             told = diagnose(table, problem_type=self.problem_type, noise=search.noise)
             return Found(None, *known, findings=told.names)
         best = gains.index(max(gains))
-        return Found(str(table["params"].iloc[best]), *known, read.scores[best].tolist())
+        return Found(read.params[best], *known, read.scores[best].tolist())

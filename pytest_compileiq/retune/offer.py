@@ -8,6 +8,7 @@ without ``--ciq-accept``, and then the former files are kept in the report folde
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import itertools
 import os
@@ -91,7 +92,9 @@ def retune(verdict: Verdict, asked: Retuning) -> Verdict:
         said = f"--ciq-retune: the search failed with {type(error).__name__}: {error}"
         return _with_remedy(verdict, said, None, {})
     except BaseException:
-        print(f"--ciq-retune: interrupted; what was found until then is in {folder}/results.csv")
+        _remove_if_empty(folder)
+        if folder.exists():
+            print(f"--ciq-retune: interrupted; what was found until then is in {folder}")
         raise
     told = f"a search of {found.candidates} candidates for {goal.what}"
     numbers = {
@@ -106,7 +109,11 @@ def retune(verdict: Verdict, asked: Retuning) -> Verdict:
         told += f"; more generations may, as in --ciq-retune={more}{_notes(numbers)}"
         return _with_remedy(verdict, told, folder, {**numbers, "won": False})
     told += f" ({_plain(goal.baseline)} -> {_plain(found.scores)})"
-    return _offer(verdict, asked, folder, bytes.fromhex(found.best), told, numbers, space)
+    try:
+        return _offer(verdict, asked, folder, bytes.fromhex(found.best), told, numbers, space)
+    except OSError as error:  # a full disk
+        told += f" found one that cannot be kept: {error}"
+        return _with_remedy(verdict, told, folder, {**numbers, "won": False})
 
 
 def _space(asked: Retuning) -> tuple[Path, Any]:
@@ -215,19 +222,38 @@ def _offer(
     try:
         for former in formers:
             shutil.copy2(former, folder / f"former-{former.name}")
-        write_whole(place, content)
-        _sidecar.write(place, described)
-        # What checks before the search would have --ciq-accept write is of the former file.
-        judging.offers.pop(place, None)
+        _take(place, content, described)
     except OSError as error:
-        told = f"{won}, and {place} cannot be written ({error.strerror})"
+        told = f"{won}, and {place} cannot be written ({error.strerror}): it is as it was"
         return _with_remedy(verdict, told, folder, {**numbers, "won": True})
+    # What checks before the search would have --ciq-accept write is of the former file.
+    for former in [offered for offered in judging.offers if offered.resolve() == place.resolve()]:
+        del judging.offers[former]
     return replace(
         again,
         message=f"{won}; --ciq-accept wrote {place.name}"
         + (f", its former content is in {_word(folder)}" if formers else ""),
         numbers={**again.numbers, "retuned": {**numbers, "won": True, "folder": str(folder)}},
     )
+
+
+def _take(place: Path, content: bytes, described: Sidecar) -> None:
+    """Write an ACF and its sidecar, or neither of them. Raises OSError."""
+    folder = os.open(place.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # of two runs at once, each writes its pair
+        former = place.read_bytes() if place.exists() else None
+        write_whole(place, content)
+        try:
+            _sidecar.write(place, described)
+        except OSError:
+            if former is None:
+                place.unlink()
+            else:
+                write_whole(place, former)
+            raise
+    finally:
+        os.close(folder)
 
 
 def _notes(numbers: Mapping[str, Any]) -> str:

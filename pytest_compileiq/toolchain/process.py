@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_compileiq.files import LARGEST
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -60,6 +62,7 @@ def run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the id is still its own
             returncode = process.wait()
-        output.seek(0)
+        # Of a wrapper that prints without end the last words, not more than memory holds.
+        output.seek(max(0, output.seek(0, os.SEEK_END) - LARGEST))
         text = output.read().decode(errors="replace")
         return Finished(words, returncode if ended else None, text)

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from ..conftest import EXAMPLE, TWO, RunJson
+from pytest_compileiq.toolchain import acf
+from pytest_compileiq.toolchain.acf import Acf, nonsense
+
+from ..conftest import EXAMPLE, TINY, TWO, RunJson
 
 TEST = """
 import pytest
@@ -268,6 +271,35 @@ def test_a_broken_ptxas(
     result.assert_outcomes(failed=1)
     assert win(records)["reason"] == reason
     assert message in win(records)["message"]
+
+
+@pytest.mark.parametrize(
+    ("check", "at", "deed", "reason"),
+    [
+        ("ciq_canary", nonsense(), "kill -SEGV $$", "crashed"),
+        ("ciq_canary", nonsense(), "sleep 60", "hung"),
+        ("ciq_beats_baseline", acf.load(EXAMPLE / "best.acf"), "kill -SEGV $$", "crashed"),
+        ("ciq_beats_baseline", acf.load(EXAMPLE / "best.acf"), "sleep 60", "hung"),
+    ],
+    ids=["canary-crash", "canary-hang", "win-crash", "win-hang"],
+)
+def test_a_ptxas_that_fails_at_one_acf(
+    sgemm: pytest.Pytester,
+    run_json: RunJson,
+    script: Callable[[str, str], Path],
+    ptxas: Any,
+    check: str,
+    at: Acf,
+    deed: str,
+    reason: str,
+) -> None:
+    """A crash is no refusal of a damaged ACF, and a hang is not told as a crash."""
+    (sgemm.path / "sgemm.ptx").write_text(TINY)
+    sgemm.makepyfile(TEST.replace('ciq_beats_baseline("best.acf")', check))
+    body = f'case "$*" in *{at.sha256}*) {deed};; esac; exec {ptxas.path} "$@"'
+    result, (record,) = run_json(f"--ciq-ptxas={script('ptxas', body)}", "--ciq-ptxas-timeout=5")
+    result.assert_outcomes(failed=1)
+    assert record["reason"] == reason, record["message"]
 
 
 def test_no_ptxas_at_all(

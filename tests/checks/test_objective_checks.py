@@ -98,6 +98,7 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (("ciq_beats_baseline(min_speedup=1.25)",), {}, None, ""),
         (("ciq_beats_baseline(min_speedup=1.26)",), {}, "slower", "wins by 1.25x, less than"),
         (WIN, {"best": "__import__('time').time()"}, "undecided", "change from call to call"),
+        (WIN, {"baseline": "__import__('time').time()"}, "undecided", "change from call to call"),
         (CANARY, {}, None, "damage refused; worst.acf: score 100 -> 200"),
         (CANARY, {"worst": "104"}, "no-effect", "makes no score worse by 1.05x"),
         (CANARY, {"worst": "105"}, None, ""),
@@ -148,6 +149,10 @@ def test_two_objectives_must_both_hold(pytester: pytest.Pytester, run_json: RunJ
         write(pytester, *marks, baseline="[100, 50]", worst="[1, 1]", best=best)
         _, records = run_json()
         assert records[1]["reason"] == reason
+    # Each of them by min_speedup: 1.25x and 1.11x are not both 1.2x.
+    marks = ("ciq_objective(objectives=2)", "ciq_beats_baseline(min_speedup=1.2)")
+    write(pytester, *marks, baseline="[100, 50]", worst="[1, 1]", best="[80, 45]")
+    assert run_json()[1][1]["reason"] == "slower"
 
 
 def test_recorded_asks_for_half_of_the_win(pytester: pytest.Pytester, run_json: RunJson) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_compileiq.measure.samples import replay
 from pytest_compileiq.toolchain.ptxas import Ptxas
-from tests.conftest import EXAMPLE
+from tests.conftest import DATA, EXAMPLE
 from tests.fake_nvml.machine import RESET, SET, Machine
 
 from .sessions import Session
@@ -135,6 +135,32 @@ def test_canary(ciq, kernel, o0, o3):
     assert "this test does not see what the compiler does" in records[1]["remedy"]
     # The chance of a wrong failure is shared among the three tests.
     assert records[0]["samples"][0]["rule"]["alpha_fail"] == pytest.approx(0.01 / 3)
+
+
+def test_a_canary_asks_what_its_mark_asks(run: Run) -> None:
+    source = """
+def test_canary(ciq, kernel):
+    TIMES.update({"baseline": 1e-3, "worst.acf": 2e-3, "best.acf": 1.2e-3})
+    acfs = {"o0": "worst.acf", "o3": "best.acf"}
+    ciq.assert_canary(kernel, **acfs, margin=1.5, tolerance=0.3)
+    ciq.assert_canary(kernel, **acfs, margin=3, tolerance=0.3)
+"""
+    session, records = run(source)
+    told = [(record["status"], record["reason"]) for record in records]
+    assert told == [("pass", None), ("fail", "no-effect")], session.text()
+
+
+def test_a_canary_that_changes_nothing_is_not_timed(run: Run, tmp_path: Path) -> None:
+    """Whatever the times say: it is the baseline's own code that took them."""
+    shutil.copy(DATA / "nvcc.acf", tmp_path / "suite" / "none.acf")
+    source = """
+def test_canary(ciq, kernel):
+    TIMES.update({"baseline": 1e-3, "none.acf": 2e-3})
+    ciq.assert_canary(kernel, o0="none.acf")
+"""
+    session, (record,) = run(source)
+    assert (record["status"], record["reason"]) == ("fail", "no-effect"), session.text()
+    assert "samples" not in record or not record["samples"]
 
 
 def test_raw_flags_whose_o3_is_the_baseline_is_not_timed(run: Run) -> None:

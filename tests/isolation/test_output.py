@@ -213,3 +213,16 @@ def test_2(ciq): breakpoint()
     )
     result = suite.run(*args, stdin=subprocess.PIPE)
     assert result.counts == {"passed": 1, "failed": 1}
+
+
+def test_a_stream_that_cannot_flush(suite: Suite) -> None:
+    """As pytest alone has it: what a test leaves in the place of stdout is no failure."""
+    suite.write(
+        test_a="""
+class Dumb:
+    def write(self, text): pass
+def test_1(ciq): sys.stdout = sys.__stdout__ = Dumb()
+def test_2(ciq): assert inside()
+"""
+    )
+    assert suite.run("-s").counts == {"passed": 2}

@@ -133,6 +133,49 @@ def test_accept_describes_the_winner_and_not_what_checks_before_it_saw(
     assert described["sha256"] == hashlib.sha256(content).hexdigest()
 
 
+FULL_DISK = """
+from pytest_compileiq.toolchain import sidecar
+written = sidecar.write
+def write(acf, described):
+    if acf.match({where!r}):
+        raise OSError(28, "No space left on device")
+    return written(acf, described)
+sidecar.write = write
+"""
+
+
+@pytest.mark.parametrize("former", [True, False])
+def test_accept_writes_both_files_or_none(
+    useless: pytest.Pytester, run_json: RunJson, former: bool
+) -> None:
+    """A new ACF beside the sidecar of another one would be a file that nobody has accepted."""
+    by_bytes(useless)
+    place = useless.path / "best.acf"
+    committed = place.read_bytes()
+    if not former:
+        place.unlink()
+    useless.makeconftest(FULL_DISK.format(where=f"{useless.path.name}/best.acf"))
+    result, (record,) = run_json("--ciq-retune=1", "--ciq-accept")
+    result.assert_outcomes(failed=1)
+    assert (
+        "best.acf cannot be written (No space left on device): it is as it was"
+        in (record["remedy"])
+    )
+    assert (place.read_bytes() if place.exists() else None) == (committed if former else None)
+    assert not (useless.path / "best.acf.json").exists()
+    assert (Path(record["numbers"]["retuned"]["folder"]) / "best.acf").exists()
+
+
+def test_a_winner_that_cannot_be_kept(useless: pytest.Pytester, run_json: RunJson) -> None:
+    by_bytes(useless)
+    useless.makeconftest(FULL_DISK.format(where="ciq-report/*/best.acf"))
+    result, (record,) = run_json("--ciq-retune=1", "--ciq-accept")
+    result.assert_outcomes(failed=1)
+    assert record["reason"] == "slower"
+    assert "found one that cannot be kept: [Errno 28] No space left on device" in record["remedy"]
+    assert not (useless.path / "best.acf.json").exists()
+
+
 def test_nothing_better_is_said(useless: pytest.Pytester, run_json: RunJson) -> None:
     by_bytes(useless, better="500")
     result, (record,) = run_json("--ciq-retune=1")
@@ -229,7 +272,7 @@ def test_a_cancelled_run_keeps_what_it_had(useless: pytest.Pytester) -> None:
         pytest.fail(process.communicate()[0])
     assert process.returncode == 2
     (csv,) = useless.path.glob("ciq-report/*/results.csv")
-    assert "interrupted; what was found until then is in" in output
+    assert f"interrupted; what was found until then is in {csv.parent}\n" in output
     from pytest_compileiq.diagnose import diagnose
 
     assert diagnose(csv).healthy

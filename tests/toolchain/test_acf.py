@@ -127,6 +127,9 @@ def test_a_sidecar_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["notice"] == "(c) NVIDIA Corporation, 2026."
     assert [entry.name for entry in sorted(tmp_path.iterdir())] == ["x.acf", "x.acf.json"]
     assert path.stat().st_mode & 0o777 == 0o644
+    path.chmod(0o660)  # a folder that a group shares, or a file that is private
+    _sidecar.write(acf.source, written)
+    assert path.stat().st_mode & 0o777 == 0o660
 
 
 @pytest.mark.parametrize(

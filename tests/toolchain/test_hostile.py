@@ -215,3 +215,13 @@ def test_what_a_wrapper_leaves_running_ends_with_it() -> None:
         while ") Z" not in stat.read_text():  # a zombie waits for nobody but init
             assert time.monotonic() < deadline, "the wrapper's child still runs"
             time.sleep(0.01)
+
+
+def test_of_output_without_end_the_last_words_are_kept(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LARGEST", 1000)
+    babble = script("babble", "head -c 1000000 /dev/zero; echo; echo what is wrong; exit 3")
+    found = process.run([babble], timeout=60)
+    assert (found.returncode, len(found.output)) == (3, 1000)
+    assert found.output.endswith("\nwhat is wrong\n")
