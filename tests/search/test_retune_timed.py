@@ -17,7 +17,7 @@ import pandas
 import pytest
 
 from pytest_compileiq.toolchain.ptxas import Ptxas
-from tests.fake_nvml.machine import Machine
+from tests.fake_nvml.machine import RESET, SET, Machine
 from tests.gpu.conftest import fake_libraries, folder, machine, new_machine  # noqa: F401
 from tests.gpu.sessions import Session
 
@@ -25,7 +25,7 @@ from ..conftest import EXAMPLE
 from .test_retune import pytestmark  # noqa: F401
 
 CONFTEST = """
-import ctypes, os, pathlib, pytest, random, signal, time
+import ctypes, json, os, pathlib, pytest, random, signal, time
 from pytest_compileiq import Build, PtxKernel
 from pytest_compileiq.retune import hunt
 from pytest_compileiq.toolchain.ptxas import parse_resources
@@ -46,6 +46,8 @@ class Simulated(PtxKernel):
         return Build(answer.cubin, answer.log, launch, lambda buffers: launch)
 
 def pytest_ciq_time_block(config, kernel, arm, launch):
+    (lease,) = pathlib.Path(config.getoption("ciq_lease_dir")).glob("*.lock")
+    PIDS.with_name(f"holder-{json.loads(lease.read_text())['pid']}").touch()
     launch()
     return SECONDS.pop() * random.gauss(1, 0.001)
 
@@ -154,6 +156,50 @@ def test_the_time_limit_ends_the_search_and_not_the_test(run: Run) -> None:
     assert told["candidates"] < 200
 
 
+def test_candidates_take_no_lease_of_their_own(
+    run: Run,
+    tmp_path: Path,
+    machine: Machine,  # noqa: F811
+) -> None:
+    """Also where nothing had to be timed before the search, as ptxas refused the ACF."""
+    (tmp_path / "suite" / "best.acf").write_bytes(bytes(range(256)) * 4)
+    options = ("--ciq-isolate=off", "--ciq-clocks=require", "--ciq-timeout=60")
+    session, (record,) = run(WIN, *options)
+    assert record["reason"] == "rejected", session.text()
+    assert record["numbers"]["retuned"]["won"] is True, record["remedy"]
+    holders = [path.name for path in (tmp_path / "suite").glob("holder-*")]
+    assert holders == [f"holder-{session.process.pid}"]
+    assert len(machine.log(SET)) == len(machine.log(RESET)) == 1
+
+
+NO_FORK = """
+def refused(): raise BlockingIOError(11, "Resource temporarily unavailable")
+def dead(fork=os.fork): return fork() or os._exit(1)
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    fork, os.fork = os.fork, FORK
+    try:
+        return (yield)
+    finally:
+        os.fork = fork
+"""
+
+
+@pytest.mark.parametrize("fork", ["refused", "dead"])
+def test_no_process_beside_the_test_is_told_by_the_search_alone(
+    run: Run, tmp_path: Path, fork: str
+) -> None:
+    with (tmp_path / "suite" / "conftest.py").open("a") as file:
+        file.write(NO_FORK.replace("FORK", fork))
+    session, records = run(WIN + "def test_other(ciq): pass\n")
+    found = [(record["status"], record["reason"]) for record in records]
+    assert found == [("fail", "slower")], session.text()
+    assert "1 failed, 1 passed" in session.text()
+    assert "could not be made ready to be run again" in records[0]["remedy"]
+    assert "out of processes or memory" in records[0]["remedy"]
+
+
 def test_cuda_that_an_earlier_test_has_started_is_named(run: Run) -> None:
     source = "def test_first(kernel): pass\n" + WIN
     _, (record,) = run(source, "--ciq-isolate=off")
@@ -185,6 +231,13 @@ def test_a_crash_of_the_search_is_told_and_loses_no_verdict(run: Run) -> None:
     session, (record,) = run(PARENT + CRASH + deed)
     assert (record["status"], record["reason"]) == ("fail", "slower"), session.text()
     assert "the process of the search was killed by SIGKILL" in record["remedy"]
+
+
+def test_a_search_that_hangs_is_ended_before_its_test_is(run: Run) -> None:
+    deed = "if len(pids()) == 3: os.kill(parent(os.getppid()), signal.SIGSTOP); time.sleep(60)\n"
+    session, (record,) = run(PARENT + CRASH + deed, "--ciq-timeout=12")
+    assert (record["status"], record["reason"]) == ("fail", "slower"), session.text()
+    assert "the process of the search did not end" in record["remedy"]
 
 
 def test_a_test_that_goes_another_way_when_it_is_run_again(run: Run) -> None:
