@@ -30,7 +30,7 @@ from pytest_compileiq import Build, PtxKernel
 from pytest_compileiq.retune import hunt
 from pytest_compileiq.toolchain.ptxas import parse_resources
 
-hunt._POOL_SIZE = 6  # for a quick test: most ACFs win here
+hunt._POOL_SIZE = 6  # for a quick test
 PIDS = pathlib.Path(os.environ["TEST_FOLDER"], "pids")
 SECONDS = []
 
@@ -38,7 +38,9 @@ def seconds_of(answer):
     (found,) = parse_resources(answer.log).values()
     if b"apply-controls" not in answer.cubin:
         return 1e-3
-    return 0.3e-3 + 0.5e-6 * found.spill_bytes  # worst.acf: several times slower; most: faster
+    # worst.acf spills 32 kB: slower. Of the ACFs that an engine without a seed tries, 59 of 60 spill
+    # less than the 23 kB that take as long as the baseline, so not all six of a search can lose.
+    return 0.3e-3 + 30e-9 * found.spill_bytes
 
 class Simulated(PtxKernel):
     def _built(self, answer):
@@ -79,6 +81,9 @@ def test_win(ciq, kernel):
     ciq.check(kernel)
 """
 
+#: Time for a search on any machine; on an idle one it takes ten seconds.
+AMPLE = "--ciq-timeout=240"
+
 Run = Callable[..., tuple[Session, list[dict[str, Any]]]]
 
 
@@ -100,7 +105,7 @@ def run(
             machine, folder, suite, HEADER + source, f"--ciq-ptxas={ptxas.path}",
             f"--ciq-json={suite / 'r.json'}", "-rs", "--ciq-retune=1", *args,
         )  # fmt: skip
-        session.wait()
+        session.wait(600)  # a loaded machine needs many times what an idle one does
         return session, json.loads((suite / "r.json").read_text())["records"]
 
     return go
@@ -111,7 +116,7 @@ def test_time_is_lessened_on_a_gpu(run: Run, tmp_path: Path, isolate: str) -> No
     suite = tmp_path / "suite"
     committed = (suite / "best.acf").read_bytes()
     source = f"def test_before(server): pass\n{WIN}"
-    session, (record,) = run(source, f"--ciq-isolate={isolate}", "--ciq-timeout=60")
+    session, (record,) = run(source, f"--ciq-isolate={isolate}", AMPLE)
     assert (record["status"], record["reason"]) == ("fail", "slower"), session.text()
     assert record["numbers"]["timed"] is True
     told = record["numbers"]["retuned"]
@@ -136,9 +141,11 @@ def test_time_is_lessened_on_a_gpu(run: Run, tmp_path: Path, isolate: str) -> No
     pids = (suite / "pids").read_text().split()
     assert len(set(pids)) == len(pids) > told["candidates"]
     assert session.text().count("a fixture's own words") == 1
-    # And none of them ended what another process had set up.
-    begun, ended = (sorted((suite / name).read_text().split()) for name in ("begun", "ended"))
-    assert begun == ended
+    # And none of them ended what another process had set up. Those that had no time left were
+    # killed; who has scored has ended his own, where it was not made before the fork.
+    begun, ended = ((suite / name).read_text().split() for name in ("begun", "ended"))
+    assert set(ended) <= set(begun)
+    assert len(set(ended)) == len(ended) >= (len(scores) if isolate == "auto" else 1)
     # The command that is printed takes it, and then the test passes.
     shutil.copy(report / "best.acf", suite)
     shutil.copy(report / "best.acf.json", suite)
@@ -163,7 +170,7 @@ def test_candidates_take_no_lease_of_their_own(
 ) -> None:
     """Also where nothing had to be timed before the search, as ptxas refused the ACF."""
     (tmp_path / "suite" / "best.acf").write_bytes(bytes(range(256)) * 4)
-    options = ("--ciq-isolate=off", "--ciq-clocks=require", "--ciq-timeout=60")
+    options = ("--ciq-isolate=off", "--ciq-clocks=require", AMPLE)
     session, (record,) = run(WIN, *options)
     assert record["reason"] == "rejected", session.text()
     assert record["numbers"]["retuned"]["won"] is True, record["remedy"]
@@ -234,8 +241,10 @@ def test_a_crash_of_the_search_is_told_and_loses_no_verdict(run: Run) -> None:
 
 
 def test_a_search_that_hangs_is_ended_before_its_test_is(run: Run) -> None:
-    deed = "if len(pids()) == 3: os.kill(parent(os.getppid()), signal.SIGSTOP); time.sleep(60)\n"
-    session, (record,) = run(PARENT + CRASH + deed, "--ciq-timeout=12")
+    """A search that may take 30 s and 60 s more, in a test that is killed after 80 s."""
+    deed = "if len(pids()) == 2: os.kill(parent(os.getppid()), signal.SIGSTOP); time.sleep(90)\n"
+    early = "from pytest_compileiq.retune import again\nagain._OF_TEST = 0.2\n"
+    session, (record,) = run(early + PARENT + CRASH + deed, "--ciq-timeout=40")
     assert (record["status"], record["reason"]) == ("fail", "slower"), session.text()
     assert "the process of the search did not end" in record["remedy"]
 
@@ -260,7 +269,7 @@ def test_win(ciq, kernel):
     assert ciq.assert_resources(other, max_registers=255).kernel == "other"
     ciq.check(kernel)
 """
-    session, records = run(source, "--ciq-timeout=60")
+    session, records = run(source, AMPLE)
     (record,) = [record for record in records if record["check"] == "win"]
     assert record["numbers"]["retuned"]["won"] is True, session.text()
 
