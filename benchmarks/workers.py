@@ -3,9 +3,13 @@
     python benchmarks/workers.py [--output FILE]        no GPU: both tables
     python benchmarks/workers.py --gpu [--output FILE]  calls a minute of a Triton objective
 
+Each figure is printed, and written to FILE, as soon as it is known, so a run that is cut short
+keeps those it had. With ``--limit SECONDS`` no figure is begun after so many.
+
 Every search of the first table runs in a process of its own, as CompileIQ's workers may end it.
 Half of the objective's calls misbehave; each search asks for 6 candidates, with 2 workers, a
-task_timeout of 1 s, and is given up after 25 s.
+task_timeout of 1 s, and is given up after 25 s. In the other tables the time of a search is that
+of its one generation, the start of the worker included.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import signal
@@ -21,11 +26,13 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 LIMIT = 25.0
+LATE = "not begun: --limit"
 WORKERS = ("fork", "native", "isolated")
 HERE = Path(__file__).parent
 
@@ -86,7 +93,6 @@ def cell(objective: str, worker: str) -> str:
     mark = uuid.uuid4().hex
     command = [sys.executable, __file__, "--one", objective, worker]
     with tempfile.TemporaryFile("w+") as out:
-        started = time.monotonic()
         process = subprocess.Popen(
             command,
             stdout=out,
@@ -98,7 +104,6 @@ def cell(objective: str, worker: str) -> str:
             status: int | None = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
             status = None
-        seconds = time.monotonic() - started
         time.sleep(0.2)  # for what ends with its parent
         left = marked(mark) - ({process.pid} if status is None else set())
         for pid in marked(mark):
@@ -116,7 +121,6 @@ def cell(objective: str, worker: str) -> str:
         told += f"; **the process is gone**, with exit status {status}"
     if left:
         told += f"; **{len(left)} process{'es' if len(left) > 1 else ''} left behind**"
-    print(f"{objective:<20} {worker:<9} {seconds:5.1f} s  {told}", file=sys.stderr)
     return told
 
 
@@ -132,32 +136,38 @@ def marked(mark: str) -> set[int]:
     return found
 
 
-def rate(objective: Any, space: Any, worker: str, calls: int, workers: int) -> float:
-    """Evaluations a minute of one generation, the start of the worker included."""
+def rate(objective: Any, space: Any, worker: str, calls: int, workers: int) -> tuple[int, float]:
+    """Evaluations of one generation, and the seconds that they took."""
     with tempfile.TemporaryDirectory() as folder:
+        # One for all calls of a search: what Triton compiles for itself is no matter of an ACF.
+        cache = Path(folder, "triton")
+        cache.mkdir()
+        os.environ["TRITON_CACHE_DIR"] = str(cache)
         made = search(
             objective, space, worker_type(worker), Path(folder), generations=1, pool_size=calls
         )
         started = time.monotonic()
-        table = made.start(num_workers=workers, task_timeout=120).get_results()
-        return len(table) / (time.monotonic() - started) * 60
+        table = made.start(num_workers=workers, task_timeout=60).get_results()
+        return len(table), time.monotonic() - started
 
 
-def rates(objective: Any, space: Any, calls: tuple[int, int], workers: tuple[int, ...]) -> str:
+def rates(
+    objective: Any, space: Any, calls: dict[str, int], workers: tuple[int, ...], ends: float
+) -> Iterator[str]:
     """Both workers after each other, in this process; ISOLATED by spawn, which CUDA needs."""
     os.environ["CIQ_PROCESS_MODE"] = "spawn"
-    lines = [
-        "| workers | ForkWorker | ISOLATED, spawn | ratio |",
-        "|---|---|---|---|",
-    ]
+    yield "| workers | ForkWorker | ISOLATED, spawn | ratio |\n|---|---|---|---|\n"
     for count in workers:
-        ours = rate(objective, space, "fork", calls[0], count)
-        theirs = rate(objective, space, "isolated", calls[1], count)
-        lines.append(
-            f"| {count} | {ours:.0f} a minute ({calls[0]} calls) | {theirs:.1f} a minute "
-            f"({calls[1]} calls) | {ours / theirs:.1f} |"
-        )
-    return "\n".join(lines)
+        yield f"| {count} |"
+        a_minute = []
+        for worker, pool in calls.items():
+            if time.monotonic() > ends:
+                yield f" {LATE} |"
+                continue
+            made, seconds = rate(objective, space, worker, pool, count)
+            a_minute.append(60 * made / seconds)
+            yield f" {a_minute[-1]:.1f} a minute ({made} calls in {seconds:.1f} s) |"
+        yield f" {a_minute[0] / a_minute[1]:.1f} |\n" if len(a_minute) == 2 else " |\n"
 
 
 def machine() -> str:
@@ -165,29 +175,28 @@ def machine() -> str:
     return f"{versions}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
 
 
-def on_cpu() -> str:
+def on_cpu(ends: float) -> Iterator[str]:
     import hostile_objectives
     from compileiq.search_spaces import base as ss
 
-    cells = [
-        [objective.__name__, *(cell(objective.__name__, worker) for worker in WORKERS)]
-        for objective in hostile_objectives.OBJECTIVES
-    ]
-    table = ["| objective | ForkWorker | NATIVE | ISOLATED (fork) |", "|---|---|---|---|"]
-    table += [f"| {' | '.join(row)} |" for row in cells]
-    space = {"x": ss.range(0, 100_000, 1)}
-    minute = rates(hostile_objectives.ten_ms, space, (200, 12), (1, 2))
-    return (
+    yield (
         f"# Workers and objectives that misbehave\n\n{machine()}. Made by "
         "`python benchmarks/workers.py`, whose docstring says how.\n\n"
-        + "\n".join(table)
-        + "\n\n## Evaluations a minute of an objective that takes 10 ms\n\n"
-        + minute
-        + "\n"
+        "| objective | ForkWorker | NATIVE | ISOLATED (fork) |\n|---|---|---|---|\n"
     )
+    for objective in hostile_objectives.OBJECTIVES:
+        yield f"| {objective.__name__} |"
+        for worker in WORKERS:
+            late = time.monotonic() > ends
+            yield f" {LATE if late else cell(objective.__name__, worker)} |"
+        yield "\n"
+    yield "\n## Evaluations a minute of an objective that takes 10 ms\n\n"
+    space = {"x": ss.range(0, 100_000, 1)}
+    calls = {"fork": 200, "isolated": 12}
+    yield from rates(hostile_objectives.ten_ms, space, calls, (1, 2), ends)
 
 
-def on_gpu() -> str:
+def on_gpu(ends: float) -> Iterator[str]:
     import triton_objective
     from compileiq.search_spaces.compilers import PtxasSearchSpace
 
@@ -195,29 +204,36 @@ def on_gpu() -> str:
     card = subprocess.run(
         ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
     ).stdout.splitlines()[0]
-    space = PtxasSearchSpace(version="13.3")
-    minute = rates(triton_objective.objective, space, (32, 16), (1,))
-    return (
+    yield (
         f"# Evaluations a minute of a Triton objective\n\n{card}, {machine()}. A checked "
         f"{triton_objective.SIZE}^3 fp16 product, compiled with an ACF and timed, on one GPU. "
-        "Made by `python benchmarks/workers.py --gpu`.\n\n" + minute + "\n"
+        "The start of each worker is counted. Made by `python benchmarks/workers.py --gpu`.\n\n"
     )
+    space, calls = PtxasSearchSpace(version="13.3"), {"fork": 12, "isolated": 6}
+    yield from rates(triton_objective.objective, space, calls, (1,), ends)
 
 
 def main() -> None:
+    began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))
     if options.one:
         one_search(*options.one)
         return
-    text = on_gpu() if options.gpu else on_cpu()
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    page = on_gpu if options.gpu else on_cpu
+    with contextlib.ExitStack() as stack:
+        outputs = [sys.stdout]
+        if options.output:
+            outputs.append(stack.enter_context(options.output.open("w")))
+        for part in page(began + options.limit):
+            for output in outputs:
+                output.write(part)
+                output.flush()
 
 
 if __name__ == "__main__":

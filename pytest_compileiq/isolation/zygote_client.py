@@ -61,6 +61,7 @@ class ZygoteClient:
         """``foreign`` are the links of other zygotes. Raises OSError when the fork fails."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._number = 0
+        self._no_more = False
         self._how_it_ended = ""
         messages.flush_output()
         with warnings.catch_warnings():  # Python 3.12 warns when there are other threads
@@ -130,6 +131,8 @@ class ZygoteClient:
         with child.theirs as theirs:
             fds = (theirs.fileno(), child.stacks)
             messages.send(self._control, Kind.RUN, self._number, *request, fds=fds)
+        if self._no_more:  # said before this one had its number, it killed none
+            messages.send(self._control, Kind.KILL, self._number)
         poller = select.poll()
         poller.register(child.channel, select.POLLIN)
         poller.register(self._control, select.POLLIN)
@@ -185,8 +188,12 @@ class ZygoteClient:
         finally:
             self._control.settimeout(None)
 
-    def end_child(self) -> None:
-        """Have the child that runs now killed; for threads other than the one in ``run``."""
+    def end_children(self) -> None:
+        """Have the child that runs now killed, and each later one; for threads other than ``run``'s.
+
+        That thread may be just before its next child, which nobody could end any more.
+        """
+        self._no_more = True
         with contextlib.suppress(OSError):
             messages.send(self._control, Kind.KILL, self._number)
 

@@ -47,6 +47,8 @@ class Lane:
         self._objectives = objectives
         self.environment = dict(environment)
         self.notes: list[str] = []
+        self._busy = threading.Lock()
+        self._stopped = False
         self._link = self._fork()
 
     def _fork(self) -> ZygoteClient:
@@ -86,7 +88,16 @@ class Lane:
         link.close()
 
     def evaluate(self, params: Any, timeout: float) -> Answer:
-        """Call the objective once, for at most ``timeout`` seconds, which may be infinite."""
+        """Call the objective once, for at most ``timeout`` seconds, which may be infinite.
+
+        Not at all after ``stop``.
+        """
+        with self._busy:
+            if self._stopped:
+                return Answer(cause=Cause.CRASHED, text="was not called: its search was stopped")
+            return self._evaluate(params, timeout)
+
+    def _evaluate(self, params: Any, timeout: float) -> Answer:
         environment = {**os.environ, **self.environment}
         said: list[tuple[Any, ...]] = []
         limit = min(max(timeout, 0.001), FOREVER)
@@ -94,7 +105,8 @@ class Lane:
             ended = self._link.run((params, environment), limit, said.append)
         except LostError as error:
             self._drop(self._link)
-            self._link = self._fork()
+            if not self._stopped:
+                self._link = self._fork()
             return Answer(cause=Cause.CRASHED, text=f"lost its fork server, which {error}")
         except NotStartedError as error:
             return Answer(
@@ -103,11 +115,18 @@ class Lane:
         return _answer(said, ended, limit)
 
     def stop(self) -> None:
-        """End the task that runs now; for other threads."""
-        self._link.end_child()
+        """End the task that runs now, and each later one at its start; for other threads."""
+        self._stopped = True
+        self._link.end_children()
 
     def close(self) -> None:
-        self._drop(self._link)
+        """End the server, and before it the task that runs.
+
+        Ctrl-C while a thread is being started leaves that thread to itself: it may still be here.
+        """
+        self.stop()
+        with self._busy:  # a server that goes away unseen would be waited for until the time limit
+            self._drop(self._link)
 
     def _run_child(self, request: tuple[Any, ...], channel: socket.socket, stacks: int) -> int:
         params, environment = request

@@ -232,14 +232,18 @@ class ForkWorker(Worker):  # type: ignore[misc]
             finally:
                 free.put(lane)
 
-        with ThreadPoolExecutor(len(lanes)) as pool:
-            try:
-                return list(pool.map(one, tasks))
-            except BaseException:
-                stopped.set()
-                for lane in lanes:
-                    lane.stop()
-                raise
+        try:
+            with ThreadPoolExecutor(len(lanes)) as pool:
+                try:
+                    return list(pool.map(one, tasks))
+                except BaseException:
+                    stopped.set()
+                    for lane in lanes:
+                        lane.stop()
+                    raise
+        except BaseException:
+            self.close()  # lanes that were stopped run nothing any more
+            raise
 
     def _one(
         self, lane: Lane, task: tuple[int | str, Any], objectives: int, timeout: float

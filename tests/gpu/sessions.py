@@ -95,10 +95,10 @@ class Session:
     def text(self) -> str:
         return (self.folder / "output").read_text()
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
         """The exit status, at the end of the process."""
         try:
-            return self.process.wait(PATIENCE_S)
+            return self.process.wait(patience_s)
         finally:
             self.output.close()
 

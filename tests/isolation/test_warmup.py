@@ -65,6 +65,9 @@ def test_what_can_not_be_warmed_up_is_left_to_the_test(suite: Suite) -> None:
     (runtime.parent / "__init__.py").touch()
     (runtime / "__init__.py").touch()
     (runtime / "cache.py").write_text("def triton_key(): raise OSError('unreadable')\n")
+    (runtime.parent / "experimental").mkdir()
+    gluon = "from suite_support import jot\njot('gluon')\nraise RuntimeError('no such driver')\n"
+    (runtime.parent / "experimental" / "gluon.py").write_text(gluon)
     suite.write(
         test_a="""
 import triton.runtime.cache
@@ -74,4 +77,5 @@ def test_2(ciq, ciq_ptxas): pass
     )
     result = suite.run("--ciq-ptxas=/nowhere/ptxas")
     assert result.counts == {"passed": 1, "error": 1}
+    assert suite.jots == ["child gluon"]  # once, in the process that both are forked from
     assert "--ciq-ptxas=/nowhere/ptxas cannot be used" in result.out

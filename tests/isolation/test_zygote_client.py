@@ -175,6 +175,16 @@ def test_a_time_limit() -> None:
         assert run(link, "a")[0].code == 7
 
 
+def test_an_end_that_is_asked_for_before_a_child_runs_is_that_childs_too() -> None:
+    with linked() as link:
+        link.ready()
+        run(link, "a")
+        link.end_children()
+        ended, _ = run(link, "sleep")
+        assert ended.code < 0
+        assert not ended.timed_out
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_exception_while_a_child_runs_ends_the_child(error: type[BaseException]) -> None:
     def strike(message: object) -> None:

@@ -59,14 +59,15 @@ def test_a_ruined_context_is_that_of_one_call(ciq_search: CiqSearch, tmp_path: P
 
 
 @needs_spaces
-def test_a_triton_kernel(ciq_search: CiqSearch) -> None:
+def test_a_triton_kernel(ciq_search: CiqSearch, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     from compileiq.search_spaces.compilers import PtxasSearchSpace
 
     objective = pytest.importorskip("benchmarks.triton_objective").objective
     search = ciq_search(
-        objective, PtxasSearchSpace(version="13.3"), generations=1, pool_size=8, task_timeout=60
-    )
+        objective, PtxasSearchSpace(version="13.3"), generations=1, pool_size=8, task_timeout=60,
+        environment={"TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
     best = search.start().get_best_result()
     assert 0 < best["score_1"] < 10
     assert search.noise is not None

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from compileiq.search_spaces import base as ss
 from pytest_compileiq import CiqError, ForkWorker
 from pytest_compileiq.isolation import probes
 from pytest_compileiq.search.budget import Budget
+from pytest_compileiq.search.causes import Answer, Cause
 from pytest_compileiq.search.lanes import Lane
 from pytest_compileiq.search.sanity import REPEATS
 from pytest_compileiq.searching import CiqSearch
@@ -307,6 +309,58 @@ def test_a_lane_whose_server_cannot_be_replaced_is_closed_twice(
         lane.evaluate({}, 5)
     lane.close()
     lane.close()
+
+
+def test_a_lane_is_closed_under_a_call(tmp_path: Path) -> None:
+    """By a thread that knows nothing of the other one: both go on at once."""
+
+    def objective(config: object) -> None:
+        (tmp_path / "called").touch()
+        time.sleep(300)
+
+    lane = Lane(objective, 1, {})
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(lane.evaluate({}, 100)), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + ENOUGH
+    while not (tmp_path / "called").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    lane.close()
+    thread.join(ENOUGH)
+    assert [answer.cause for answer in answers] == [Cause.CRASHED]
+    assert "was stopped" in lane.evaluate({}, 100).text
+
+
+def test_ctrl_c_between_two_calls_ends_the_next_one(
+    ciq_search: CiqSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both workers have looked whether to go on, and their next calls have not begun yet."""
+    first, stopped = threading.Lock(), threading.Event()
+    evaluate, stop = Lane.evaluate, Lane.stop
+
+    def late(lane: Lane, params: Any, timeout: float | None) -> Any:
+        if threading.current_thread() is threading.main_thread():  # the calls before the search
+            return evaluate(lane, params, timeout)
+        if first.acquire(blocking=False):
+            os.kill(os.getpid(), signal.SIGINT)
+        stopped.wait(ENOUGH)
+        return evaluate(lane, {"x": -1}, timeout)
+
+    def stop_lane(lane: Lane) -> None:
+        stop(lane)
+        stopped.set()
+
+    monkeypatch.setattr(Lane, "evaluate", late)
+    monkeypatch.setattr(Lane, "stop", stop_lane)
+    search = ciq_search(
+        lambda config: 1 if config["x"] >= 0 else time.sleep(2 * ENOUGH),
+        SPACE, generations=1, pool_size=6, workers=2,
+    )  # fmt: skip
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        search.start()
+    ciq_search.close()
+    assert time.monotonic() - began < ENOUGH
 
 
 @pytest.mark.parametrize("workers", [1, 2])

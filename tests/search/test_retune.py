@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -12,8 +13,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from pytest_compileiq.isolation import child
+from pytest_compileiq.retune import offer
 
 from ..conftest import DATA, EXAMPLE, RunJson
 
@@ -306,12 +311,25 @@ def test_the_tag_in_the_sidecar_is_that_of_the_search(
 def test_a_search_ends_before_its_test_is_killed(
     useless: pytest.Pytester, run_json: RunJson
 ) -> None:
+    """Its share is a small one here: a loaded machine needs long for all but the search."""
     by_bytes(useless, better="__import__('time').sleep(0.3) or 30")
-    _, (record,) = run_json("--ciq-retune=1000", "--ciq-isolate=require", "--ciq-timeout=16")
+    (source,) = useless.path.glob("test_*.py")
+    share = "from pytest_compileiq.retune import offer\noffer._SEARCH = 0.1\n"
+    source.write_text(share + source.read_text())
+    _, (record,) = run_json("--ciq-retune=1000", "--ciq-isolate=require", "--ciq-timeout=120")
     assert record["reason"] == "slower"
     told = record["numbers"]["retuned"]
     assert told["spent"] == "max_seconds=12"
     assert "ended early: max_seconds=12 is spent" in record["remedy"]
+
+
+@pytest.mark.parametrize(("left", "seconds"), [(math.inf, 12), (32, 12), (15, 7)])
+def test_what_a_search_may_take_of_its_test(
+    monkeypatch: pytest.MonkeyPatch, left: float, seconds: float
+) -> None:
+    """Three quarters of --ciq-timeout, and never the last half of it."""
+    monkeypatch.setattr(child, "seconds_left", lambda: left)
+    assert offer._seconds(SimpleNamespace(timeout=16.0)) == seconds  # type: ignore[arg-type]
 
 
 def test_a_bad_number_is_named(useless: pytest.Pytester) -> None:

@@ -17,7 +17,7 @@ import pandas
 import pytest
 
 from pytest_compileiq.toolchain.ptxas import Ptxas
-from tests.fake_nvml.machine import Machine
+from tests.fake_nvml.machine import RESET, SET, Machine
 from tests.gpu.conftest import fake_libraries, folder, machine, new_machine  # noqa: F401
 from tests.gpu.sessions import Session
 
@@ -25,12 +25,12 @@ from ..conftest import EXAMPLE
 from .test_retune import pytestmark  # noqa: F401
 
 CONFTEST = """
-import ctypes, os, pathlib, pytest, random, signal, time
+import ctypes, json, os, pathlib, pytest, random, signal, time
 from pytest_compileiq import Build, PtxKernel
 from pytest_compileiq.retune import hunt
 from pytest_compileiq.toolchain.ptxas import parse_resources
 
-hunt._POOL_SIZE = 6  # for a quick test: most ACFs win here
+hunt._POOL_SIZE = 6  # for a quick test
 PIDS = pathlib.Path(os.environ["TEST_FOLDER"], "pids")
 SECONDS = []
 
@@ -38,7 +38,9 @@ def seconds_of(answer):
     (found,) = parse_resources(answer.log).values()
     if b"apply-controls" not in answer.cubin:
         return 1e-3
-    return 0.3e-3 + 0.5e-6 * found.spill_bytes  # worst.acf: several times slower; most: faster
+    # worst.acf spills 32 kB: slower. Of the ACFs that an engine without a seed tries, 59 of 60 spill
+    # less than the 23 kB that take as long as the baseline, so not all six of a search can lose.
+    return 0.3e-3 + 30e-9 * found.spill_bytes
 
 class Simulated(PtxKernel):
     def _built(self, answer):
@@ -46,6 +48,8 @@ class Simulated(PtxKernel):
         return Build(answer.cubin, answer.log, launch, lambda buffers: launch)
 
 def pytest_ciq_time_block(config, kernel, arm, launch):
+    (lease,) = pathlib.Path(config.getoption("ciq_lease_dir")).glob("*.lock")
+    PIDS.with_name(f"holder-{json.loads(lease.read_text())['pid']}").touch()
     launch()
     return SECONDS.pop() * random.gauss(1, 0.001)
 
@@ -77,6 +81,9 @@ def test_win(ciq, kernel):
     ciq.check(kernel)
 """
 
+#: Time for a search on any machine; on an idle one it takes ten seconds.
+AMPLE = "--ciq-timeout=240"
+
 Run = Callable[..., tuple[Session, list[dict[str, Any]]]]
 
 
@@ -98,7 +105,7 @@ def run(
             machine, folder, suite, HEADER + source, f"--ciq-ptxas={ptxas.path}",
             f"--ciq-json={suite / 'r.json'}", "-rs", "--ciq-retune=1", *args,
         )  # fmt: skip
-        session.wait()
+        session.wait(600)  # a loaded machine needs many times what an idle one does
         return session, json.loads((suite / "r.json").read_text())["records"]
 
     return go
@@ -109,7 +116,7 @@ def test_time_is_lessened_on_a_gpu(run: Run, tmp_path: Path, isolate: str) -> No
     suite = tmp_path / "suite"
     committed = (suite / "best.acf").read_bytes()
     source = f"def test_before(server): pass\n{WIN}"
-    session, (record,) = run(source, f"--ciq-isolate={isolate}", "--ciq-timeout=60")
+    session, (record,) = run(source, f"--ciq-isolate={isolate}", AMPLE)
     assert (record["status"], record["reason"]) == ("fail", "slower"), session.text()
     assert record["numbers"]["timed"] is True
     told = record["numbers"]["retuned"]
@@ -134,9 +141,11 @@ def test_time_is_lessened_on_a_gpu(run: Run, tmp_path: Path, isolate: str) -> No
     pids = (suite / "pids").read_text().split()
     assert len(set(pids)) == len(pids) > told["candidates"]
     assert session.text().count("a fixture's own words") == 1
-    # And none of them ended what another process had set up.
-    begun, ended = (sorted((suite / name).read_text().split()) for name in ("begun", "ended"))
-    assert begun == ended
+    # And none of them ended what another process had set up. Those that had no time left were
+    # killed; who has scored has ended his own, where it was not made before the fork.
+    begun, ended = ((suite / name).read_text().split() for name in ("begun", "ended"))
+    assert set(ended) <= set(begun)
+    assert len(set(ended)) == len(ended) >= (len(scores) if isolate == "auto" else 1)
     # The command that is printed takes it, and then the test passes.
     shutil.copy(report / "best.acf", suite)
     shutil.copy(report / "best.acf.json", suite)
@@ -152,6 +161,50 @@ def test_the_time_limit_ends_the_search_and_not_the_test(run: Run) -> None:
     assert "ended early: max_seconds=18 is spent" in record["remedy"]
     assert "ended early: max_seconds=18 is spent" in told["notes"]
     assert told["candidates"] < 200
+
+
+def test_candidates_take_no_lease_of_their_own(
+    run: Run,
+    tmp_path: Path,
+    machine: Machine,  # noqa: F811
+) -> None:
+    """Also where nothing had to be timed before the search, as ptxas refused the ACF."""
+    (tmp_path / "suite" / "best.acf").write_bytes(bytes(range(256)) * 4)
+    options = ("--ciq-isolate=off", "--ciq-clocks=require", AMPLE)
+    session, (record,) = run(WIN, *options)
+    assert record["reason"] == "rejected", session.text()
+    assert record["numbers"]["retuned"]["won"] is True, record["remedy"]
+    holders = [path.name for path in (tmp_path / "suite").glob("holder-*")]
+    assert holders == [f"holder-{session.process.pid}"]
+    assert len(machine.log(SET)) == len(machine.log(RESET)) == 1
+
+
+NO_FORK = """
+def refused(): raise BlockingIOError(11, "Resource temporarily unavailable")
+def dead(fork=os.fork): return fork() or os._exit(1)
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    fork, os.fork = os.fork, FORK
+    try:
+        return (yield)
+    finally:
+        os.fork = fork
+"""
+
+
+@pytest.mark.parametrize("fork", ["refused", "dead"])
+def test_no_process_beside_the_test_is_told_by_the_search_alone(
+    run: Run, tmp_path: Path, fork: str
+) -> None:
+    with (tmp_path / "suite" / "conftest.py").open("a") as file:
+        file.write(NO_FORK.replace("FORK", fork))
+    session, records = run(WIN + "def test_other(ciq): pass\n")
+    found = [(record["status"], record["reason"]) for record in records]
+    assert found == [("fail", "slower")], session.text()
+    assert "1 failed, 1 passed" in session.text()
+    assert "could not be made ready to be run again" in records[0]["remedy"]
+    assert "out of processes or memory" in records[0]["remedy"]
 
 
 def test_cuda_that_an_earlier_test_has_started_is_named(run: Run) -> None:
@@ -187,6 +240,15 @@ def test_a_crash_of_the_search_is_told_and_loses_no_verdict(run: Run) -> None:
     assert "the process of the search was killed by SIGKILL" in record["remedy"]
 
 
+def test_a_search_that_hangs_is_ended_before_its_test_is(run: Run) -> None:
+    """A search that may take 30 s and 60 s more, in a test that is killed after 80 s."""
+    deed = "if len(pids()) == 2: os.kill(parent(os.getppid()), signal.SIGSTOP); time.sleep(90)\n"
+    early = "from pytest_compileiq.retune import again\nagain._OF_TEST = 0.2\n"
+    session, (record,) = run(early + PARENT + CRASH + deed, "--ciq-timeout=40")
+    assert (record["status"], record["reason"]) == ("fail", "slower"), session.text()
+    assert "the process of the search did not end" in record["remedy"]
+
+
 def test_a_test_that_goes_another_way_when_it_is_run_again(run: Run) -> None:
     source = WIN.replace("    ciq.check", "    if len(pids()) == 1: ciq.check")
     session, (record,) = run(source)
@@ -207,7 +269,7 @@ def test_win(ciq, kernel):
     assert ciq.assert_resources(other, max_registers=255).kernel == "other"
     ciq.check(kernel)
 """
-    session, records = run(source, "--ciq-timeout=60")
+    session, records = run(source, AMPLE)
     (record,) = [record for record in records if record["check"] == "win"]
     assert record["numbers"]["retuned"]["won"] is True, session.text()
 
