@@ -157,7 +157,7 @@ def hunted(
     monkeypatch.setattr(engine, "open_search", lambda *args, **more: asked.update(more) or done)
     hunt = Hunt(
         space="s.bin", folder=str(tmp_path), generations=3, problem_type=problem_type,
-        baseline=baseline, limit=4.0, seconds=50.0, workers=2, seed=6,
+        baseline=baseline, limit=4.0, seconds=50.0, workers=2,
     )  # fmt: skip
     return hunt.run(lambda config: 1.0), asked
 
@@ -168,7 +168,7 @@ def test_the_best_has_to_be_better_in_every_score(
     """And neither a baseline's row nor one that failed is a candidate."""
     found, asked = hunted(monkeypatch, tmp_path, "min", (10.0, 10.0))
     assert (found.best, found.scores, found.candidates) == ("bb", [9.0, 9.0], 4)
-    assert (asked["task_timeout"], asked["max_seconds"], asked["seed"]) == (4.0, 50.0, 6)
+    assert (asked["task_timeout"], asked["max_seconds"]) == (4.0, 50.0)
     assert (asked["generations"], asked["workers"], asked["objectives"]) == (3, 2, 2)
     found, _ = hunted(monkeypatch, tmp_path, "max", (7.0, 10.0))
     assert (found.best, found.scores) == ("aa", [8.0, 20.0])
