@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
 import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +31,18 @@ from pytest_compileiq.toolchain import acf, ptxas
 OK, NOTE, FAULT = "ok", "note", "FAULT"
 #: As NVML counts: a driver of CUDA 12 does not load what ptxas 13.3 makes.
 _LEAST_CUDA = 13000
+_TRITON_S = 120.0
+
+# Asked in a process of its own: it imports Triton, and Triton remembers what it finds.
+_ASK_TRITON = """
+import json, triton
+from triton.backends.nvidia import compiler
+def path(arch):
+    try: found = compiler.get_ptxas(arch)
+    except TypeError: found = compiler.get_ptxas()
+    return getattr(found, "path", None) or found[0]
+print(json.dumps([triton.__version__, path(90), path(100)]))
+"""
 
 
 class Line(NamedTuple):
@@ -48,6 +63,7 @@ def examine(env: Mapping[str, str], *, deadline_s: float = 60.0) -> Iterator[Lin
     parts: dict[str, Callable[[], Iterable[Line]]] = {
         "packages": _packages,
         "ptxas": lambda: _ptxas(env),
+        "triton": _triton,
         "flashinfer": _flashinfer,
         "debug pack": lambda: [_debug_pack(env)],
         "search spaces": lambda: [_search_spaces(env)],
@@ -109,6 +125,39 @@ def _ptxas(env: Mapping[str, str]) -> Iterator[Line]:
     if not chosen:
         cure = f"pip install '{ptxas.WHEEL}==13.3.*', or --ciq-ptxas=PATH"
         yield Line(FAULT, "ptxas", "none of 13.3 or newer", cure)
+
+
+def _triton() -> Iterator[Line]:
+    """The programs that Triton itself says it will run: its rules differ between versions."""
+    if importlib.util.find_spec("triton") is None:
+        yield Line(NOTE, "triton", "not installed: TritonKernel is not available")
+        return
+    command = [sys.executable, "-c", _ASK_TRITON]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_TRITON_S, check=True)
+        version, *paths = json.loads(run.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        text = f"has not said for {_TRITON_S:g} s which ptxas it runs"
+        yield Line(FAULT, "triton", text, "see where `python -c 'import triton'` hangs")
+        return
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or str(error)).strip().splitlines()
+        yield Line(FAULT, "triton", f"cannot be asked: {said[-1][:120]}", "reinstall triton")
+        return
+    except (ValueError, IndexError):
+        yield Line(NOTE, "triton", "does not say which ptxas it runs")
+        return
+    for arch, path in zip(("sm_90", "sm_100"), paths, strict=True):
+        try:
+            found = ptxas.identify(Path(path))
+        except CiqError as error:
+            yield Line(FAULT, "triton", f"{version} for {arch} runs {path}: {error.what}")
+            continue
+        fits = found.version >= ptxas.MINIMUM
+        variables = "TRITON_PTXAS_PATH and TRITON_PTXAS_BLACKWELL_PATH"
+        cure = "" if fits else f"set {variables} to a ptxas of 13.3 (tests with ciq do it for you)"
+        text = f"{version} runs ptxas {found} for {arch}: {path}"
+        yield Line(OK if fits else NOTE, "triton", text, cure)
 
 
 def _flashinfer() -> Iterator[Line]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import importlib
+import importlib.util
 import json
 import math
 import os
@@ -132,8 +132,14 @@ def pairs_of(spec: str) -> dict[str, Pair]:
             f"--pairs={spec}: there is no file {path or spec}",
             remedy="give FILE.py:FUNCTION; the function returns a dict of measure.timer.Pair",
         )
+    module_spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))  # as if it were run: it imports its neighbours
-    found = getattr(importlib.import_module(file.stem), function, None)
+    module_spec.loader.exec_module(module)
+    found = getattr(module, function, None)
     if found is None:
         raise SettingsError(f"--pairs={spec}: {path} has no function {function}")
     return dict(found())

@@ -183,6 +183,8 @@ class Hooks:
         from pytest_compileiq.verdict import Reason
 
         progress = self.channel.progress
+        if report.failed and crash.is_told(known, progress.arm):
+            return []
         died = crash.Crash(
             Reason.CRASHED,
             f"the CUDA context died of {error}",
@@ -190,14 +192,13 @@ class Hooks:
             remedy=crash.remedy_at(progress),
             kept=known,
         )
-        news = self._crash_properties(item, died)[len(known) :]
-        if not report.failed:  # passed, skipped, or expected to fail: no answer any more
+        if report.failed:
+            report.sections.append(("isolated test", died.text_for_people))
+        else:  # passed, skipped, or expected to fail: none of them is an answer any more
             report.outcome = "failed"
             report.longrepr = crash.longrepr(item, died)
             vars(report).pop("wasxfail", None)
-        elif news:
-            report.sections.append(("isolated test", died.text_for_people))
-        return news
+        return self._crash_properties(item, died)[len(known) :]
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any

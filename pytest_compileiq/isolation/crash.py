@@ -82,6 +82,15 @@ def verdict(crash: Crash, check: Check, kernel: str) -> Verdict:
     )
 
 
+def is_told(known: Properties, arm: str) -> bool:
+    """Has a check seen the launch that ruined the CUDA context, and said so of this arm?
+
+    Of any, once the check has ended: then no arm is announced any more.
+    """
+    verdicts = [json.loads(str(value)) for name, value in known if name == records.VERDICT]
+    return any(one["reason"] == Reason.CRASHED and arm in one["message"] for one in verdicts)
+
+
 def one_record(item: pytest.Item, crash: Crash) -> Properties:
     """What was kept, and one verdict for the check that was running (``win`` when not known)."""
     check = Check(crash.progress.check) if crash.progress.check else Check.WIN

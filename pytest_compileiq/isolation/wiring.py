@@ -96,8 +96,9 @@ class LateRequests:
 
 def crash_properties(item: pytest.Item, died: Crash) -> Properties:
     """A record for every check that the test asked for: answered, crashed, or not judged."""
-    answers = [json.loads(str(value)) for name, value in died.kept if name == records.VERDICT]
-    answered = {answer["check"] for answer in answers}
+    answered = {
+        json.loads(str(value))["check"] for name, value in died.kept if name == records.VERDICT
+    }
     try:
         marks = list(_marks.marks_of(item))
     except SettingsError:
@@ -106,13 +107,10 @@ def crash_properties(item: pytest.Item, died: Crash) -> Properties:
         check for check in (_marks.MARKS[name][0] for name in marks) if check not in answered
     ]
     running = died.progress.check or next(iter(open_checks), "")
-    # A launch that ruined the CUDA context was seen by its own check, too, and is told once.
-    arm = died.progress.arm
-    told = any(answer["reason"] == died.reason and arm in answer["message"] for answer in answers)
-    if not running and not told:
+    if not running:
         # A test that asked for no check has no answer to lose; that it died has to be on record.
         return [*died.kept] if died.reason is Reason.UNFIT else crash.one_record(item, died)
-    verdicts = [] if told else [crash.verdict(died, Check(running), item.name)]
+    verdicts = [crash.verdict(died, Check(running), item.name)]
     verdicts += [
         Verdict(
             check=check,

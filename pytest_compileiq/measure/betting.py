@@ -107,7 +107,7 @@ class BettingTest:
         self.missing = 0
         self.scale: Scale = RunningScale(scale) if isinstance(scale, int | float) else scale
         self._up = Capital(STAKES)
-        self.takenown = Capital(-STAKES)
+        self._down = Capital(-STAKES)
         #: The log-ratios that were taken in, one a unit.
         self.taken: list[float] = []
         self._s: list[float] = []
@@ -121,7 +121,7 @@ class BettingTest:
         s = self.scale.current
         psi = max(-1.0, min(1.0, (d - self.delta) / (CLIP * s)))
         self._up.bet(psi)
-        self.takenown.bet(psi)
+        self._down.bet(psi)
         self.taken.append(d)
         self._s.append(s)
         self.scale.add(d)
@@ -137,7 +137,7 @@ class BettingTest:
 
     @property
     def log_below(self) -> float:
-        return self.takenown.log + self.prior[1]
+        return self._down.log + self.prior[1]
 
     @property
     def above(self) -> float:

@@ -20,9 +20,8 @@ from pytest_compileiq.measure.spread import SpreadTest
 from pytest_compileiq.measure.units import Comparison, Health, Plan, Side, Timed, Unit
 from pytest_compileiq.verdict import Reason
 
-SCHEMA = 2
-#: Units of this schema were judged with what the order of their blocks did to them.
-_WITH_ORDER_EFFECT = 1
+#: Units of schema 1 were judged with what the order of their blocks had done to them.
+_SCHEMA, _ORDER_TAKEN_OFF = 1, 2
 
 
 class RecordError(CiqError):
@@ -48,7 +47,7 @@ def record_units(comparison: Comparison) -> dict[str, object]:
     if comparison.outcome is None:
         raise ValueError(f"{comparison.name} has no outcome yet")
     return {
-        "schema": SCHEMA if comparison.order_effect else _WITH_ORDER_EFFECT,
+        "schema": _ORDER_TAKEN_OFF if comparison.order_effect else _SCHEMA,
         "kind": "units",
         "name": comparison.name,
         "seed": comparison.seed,
@@ -64,7 +63,7 @@ def record_opaque(test: OpaqueTest) -> dict[str, object]:
     if test.outcome is None:
         raise ValueError("the objective has no outcome yet")
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "kind": "opaque",
         "seed": test.seed,
         "rules": [_rule_out(rule) for rule in test.given_rules],
@@ -80,7 +79,7 @@ def record_spread(test: SpreadTest) -> dict[str, object]:
     if test.outcome is None:
         raise ValueError("the check has no outcome yet")
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "kind": "spread",
         "limit": test.limit,
         "alpha_pass": test.alpha_pass,
@@ -98,10 +97,10 @@ def replay(record: object) -> Replay:
             remedy="give a record that this plugin wrote into its JSON report",
         )
     kinds = {"units": _replay_units, "opaque": _replay_opaque, "spread": _replay_spread}
-    if record.get("schema") not in (_WITH_ORDER_EFFECT, SCHEMA) or record["kind"] not in kinds:
+    if record.get("schema") not in (_SCHEMA, _ORDER_TAKEN_OFF) or record["kind"] not in kinds:
         raise RecordError(
             f"schema {record.get('schema')!r}, kind {record['kind']!r}: this version reads the "
-            f"schemas {_WITH_ORDER_EFFECT} and {SCHEMA} and the kinds {', '.join(kinds)}",
+            f"schemas {_SCHEMA} and {_ORDER_TAKEN_OFF} and the kinds {', '.join(kinds)}",
             remedy="use the version of the plugin that wrote the record",
         )
     with _whole():
@@ -138,7 +137,7 @@ def _comparison(record: Mapping[str, Any]) -> Comparison:
         pilot=[_number_in(one) for one in record["pilot"]],
         seed=record["seed"],
         block_seconds=_number_in(record["block_seconds"]),
-        order_effect=record["schema"] != _WITH_ORDER_EFFECT,
+        order_effect=record["schema"] == _ORDER_TAKEN_OFF,
     )
     for index, stored in enumerate(record["units"]):
         unit = _unit_in(stored)

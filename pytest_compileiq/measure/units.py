@@ -264,7 +264,8 @@ class Comparison:
         for unit in self.units:
             clocks = unit.timed.health.mhz
             if _differ(clocks):
-                counts[unit.plan.order[clocks.index(min(clocks))]] += 1
+                lowest = min(one for one in clocks if one > 0)
+                counts[unit.plan.order[clocks.index(lowest)]] += 1
         return counts
 
     @property

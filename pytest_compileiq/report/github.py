@@ -11,24 +11,26 @@ from pytest_compileiq.report.figures import Record
 from pytest_compileiq.verdict import one_line
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
+#: GitHub drops a step's summary that is larger than 1 MiB, whole.
+_MOST = 1 << 20
 _SIGNS = {"pass": "✅", "fail": "❌", "undecided": "⚠️", "not-judged": "➖"}
 #: Characters with a meaning in GitHub's markdown or HTML.
-_SPECIAL = str.maketrans(
-    {one: f"\\{one}" for one in "\\`*_{}[]#|~!@:"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-)
+_SPECIAL = str.maketrans({one: f"\\{one}" for one in "\\`*_{}[]#|~!@:"})
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def append(path: Path, records: Sequence[Record]) -> None:
     """Add the summary to the file that GitHub gave. Raises OSError."""
     # GitHub collects what several programs of one step write, so this file is not replaced.
+    size = path.stat().st_size if path.exists() else 0
     with path.open("a", encoding="utf-8") as file:
-        file.write(markdown(records))
+        file.write(markdown(records, room=_MOST - size))
 
 
-def markdown(records: Sequence[Record]) -> str:
+def markdown(records: Sequence[Record], *, room: int = _MOST) -> str:
     """A heading with the counts, the table, and a paragraph for each negative verdict.
 
-    Negative ones come first: they are what the reader came for.
+    What goes beyond ``room`` bytes is left out, and said so: first passes, then the rest.
     """
     named = list(zip(records, _figures.labels(records), strict=True))
     counts = Counter(record["status"] for record in records)
@@ -36,10 +38,20 @@ def markdown(records: Sequence[Record]) -> str:
     head = f"### compileiq: {told}\n\n"
     head += "| kernel | check | speed-up | launches | seconds | verdict |\n"
     head += "|:--|:--|--:|--:|--:|:--|\n"
+    # Negative ones first: they are what the reader came for, and what must not be left out.
     named.sort(key=lambda pair: pair[0]["status"] not in ("fail", "undecided"))
-    rows = [_row(record, name) for record, name in named]
+    parts, size = [head], len(head.encode())
+    left_out = 0
     reasons = [_reason(record, name) for record, name in named if record["remedy"]]
-    return "".join([head, *rows, "\n", *reasons, "\n"])
+    for part in [*(_row(record, name) for record, name in named), "\n", *reasons]:
+        size += len(part.encode())
+        if size < room - 200:
+            parts.append(part)
+        else:
+            left_out += 1
+    if left_out:
+        parts.append(f"\n{left_out} more entries are left out: GitHub shows 1 MiB.\n")
+    return "".join(parts) + "\n"
 
 
 def _row(record: Record, name: str) -> str:
@@ -66,4 +78,4 @@ def _reason(record: Record, name: str) -> str:
 
 def escaped(text: object) -> str:
     """Text as it is, on one line: no markup, no HTML, no mention and no end of the cell."""
-    return one_line(text).translate(_SPECIAL)
+    return one_line(text).translate(_SPECIAL).translate(_HTML)

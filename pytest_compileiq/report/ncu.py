@@ -146,13 +146,15 @@ class Ncu:
 
 def find() -> str:
     """The path of ncu: ``PATH``, then where CUDA and Nsight Compute are installed."""
-    cuda = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    given = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    cuda = [f"{folder}/bin" for folder in (*given, "/usr/local/cuda")]
     installed = sorted(Path("/opt/nvidia/nsight-compute").glob("*"), reverse=True)
-    for folder in (None, f"{cuda}/bin", *map(str, installed)):
+    for folder in (None, *cuda, *map(str, installed)):
         if found := shutil.which("ncu", path=folder):
             return found
+    places = ", ".join(["PATH", *cuda])
     raise NcuError(
-        f"ncu is not installed: it is not in PATH, {cuda}/bin or /opt/nvidia/nsight-compute",
+        f"ncu is not installed: it is not in {places} or /opt/nvidia/nsight-compute",
         remedy="install Nsight Compute, or put its folder into PATH",
     )
 

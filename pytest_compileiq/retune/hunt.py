@@ -63,7 +63,7 @@ class Hunt:
             workers=self.workers,
             task_timeout=self.limit,
             max_seconds=self.seconds,
-            seed=None,  # so that a second run looks elsewhere
+            seed=None,  # it would change nothing: candidates of a .bin file differ each time
         )
         try:
             table = search.start().get_results()

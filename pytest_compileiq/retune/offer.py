@@ -246,7 +246,7 @@ def _take(place: Path, content: bytes, described: Sidecar) -> None:
         write_whole(place, content)
         try:
             _sidecar.write(place, described)
-        except OSError:
+        except BaseException:  # Ctrl-C too
             if former is None:
                 place.unlink()
             else:
@@ -281,10 +281,11 @@ def _with_remedy(
 def _new_folder(wanted: Path) -> Path:
     """A folder that was not there before: what earlier runs have left stays."""
     with contextlib.suppress(OSError):  # read-only: a search of minutes must not be lost for that
+        wanted.parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
             folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
             with contextlib.suppress(FileExistsError):
-                folder.mkdir(parents=True)
+                folder.mkdir()
                 return folder
     return Path(tempfile.mkdtemp(prefix="ciq-report-"))
 

@@ -6,9 +6,11 @@ of its own, and whatever the task leaves behind becomes the zygote's child, and 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import functools
+import inspect
 import os
 import signal
 import socket
@@ -149,7 +151,10 @@ class Lane:
 
 def _call(function: Callable[[Any], Any], params: Any, objectives: int) -> tuple[Any, ...]:
     try:
-        return judge(function(params), objectives)
+        value = function(params)
+        if inspect.iscoroutine(value):  # as for CompileIQ's ASYNC worker
+            value = asyncio.run(value)
+        return judge(value, objectives)
     except (SystemExit, KeyboardInterrupt) as error:  # would end the process
         return Cause.EXITED.value, f"ended its process with {one_line(error)}"
     except BaseException as error:

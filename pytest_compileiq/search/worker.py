@@ -101,6 +101,7 @@ class ForkWorker(Worker):  # type: ignore[misc]
         if not hasattr(type(self), "tally"):
             self.tally = Tally()
         self._lanes: list[Lane] = []
+        self._lanes_for: tuple[Any, int] | None = None  # a lane knows the function of its start
         # Also when nobody calls `close`, and at the interpreter's end.
         self._finalizer = weakref.finalize(self, _close, self._lanes)
 
@@ -186,6 +187,9 @@ class ForkWorker(Worker):  # type: ignore[misc]
         _close(self._lanes)
 
     def _open(self, function: Callable[[Any], Any], objectives: int, workers: int) -> None:
+        if self._lanes_for != (function, objectives):
+            self.close()
+            self._lanes_for = (function, objectives)
         gpus = self.options.gpus
         while len(self._lanes) < workers:
             environment = dict(self.options.environment)
@@ -266,7 +270,8 @@ class ForkWorker(Worker):  # type: ignore[misc]
                 f"on the baseline {{}} the objective {answer.text} ({answer.cause}), and "
                 "normalize=True divides by that score",
                 looked_at=answer.details.splitlines()[-3:],
-                remedy="let the objective score {}, or search with normalize=False",
+                remedy=answer.remedy
+                or "let the objective score {}, or search with normalize=False",
                 reason=_REASONS.get(answer.cause, Reason.CRASHED),
             )
         score = Score(

@@ -311,13 +311,14 @@ def _failure(
 
 
 def _first_errors(output: str) -> str:
-    """The first lines of ptxas' output that are more than information, without its path."""
+    """The first errors of ptxas' output, without its path; what else it says if it names none."""
     lines = [" ".join(line.split()) for line in output.splitlines()]
     lines = [
         _AT_LINE.sub(r"line \1: ", line)
         for line in lines
         if line and not line.startswith("ptxas info")
     ]
+    lines = [line for line in lines if "warning :" not in line] or lines
     more = len(lines) - _ERRORS
     shown = " / ".join(lines[:_ERRORS])[:600]
     return shown + (f" / and {more} more line{'s' * (more > 1)}" if more > 0 else "")

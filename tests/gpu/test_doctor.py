@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ Lines = Callable[..., list[Line]]
 @pytest.fixture
 def lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Lines:
     """What the doctor says of one point."""
+    monkeypatch.setattr(doctor, "_triton", lambda: iter(()))  # its own tests below
 
     def lines(point: str, **env: str) -> list[Line]:
         env = {"PYTEST_CIQ_LEASE_DIR": str(folder), **env}
@@ -123,6 +126,62 @@ def test_every_ptxas_and_the_one_in_use(
     only_old = lines("ptxas", PYTEST_CIQ_PTXAS=str(old))
     assert only_old[-1].level == "FAULT"
     assert "nvidia-cuda-nvcc" in only_old[-1].cure
+
+
+TRITON = """
+from collections import namedtuple
+Tool = namedtuple("Tool", "path version")
+def get_ptxas(arch):
+    return Tool({paths}["new" if arch >= 100 else "old"], "")
+"""
+
+
+def write_triton(site: Path, compiler: str) -> None:
+    package = site / "triton" / "backends" / "nvidia"
+    package.mkdir(parents=True)
+    for folder in (site / "triton", site / "triton" / "backends", package):
+        (folder / "__init__.py").write_text("__version__ = '3.8.0'\n")
+    (package / "compiler.py").write_text(compiler)
+
+
+def triton_lines(site: Path, before: str = "") -> list[str]:
+    code = (
+        f"from pytest_compileiq import doctor\n{before}\nfor line in doctor._triton(): print(line)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True
+    )
+    assert not run.returncode, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_triton_is_asked_what_it_will_run(
+    tmp_path: Path, script: Callable[[str, str], Path]
+) -> None:
+    old = ptxas_script(script, "old", "12.9.86")
+    new = ptxas_script(script, "new", "13.3.73")
+    site = tmp_path / "site"
+    write_triton(site, TRITON.format(paths={"old": str(old), "new": str(new)}))
+    hopper, blackwell = triton_lines(site)
+    assert hopper.startswith(f"note  triton        3.8.0 runs ptxas 12.9.86 for sm_90: {old}  ->")
+    assert "TRITON_PTXAS_BLACKWELL_PATH" in hopper
+    assert blackwell == f"ok    triton        3.8.0 runs ptxas 13.3.73 for sm_100: {new}"
+
+
+def test_a_triton_that_does_not_import(tmp_path: Path) -> None:
+    write_triton(tmp_path / "site", "raise ImportError('libcuda is too old')")
+    (line,) = triton_lines(tmp_path / "site")
+    assert line.startswith("FAULT triton")
+    assert "libcuda is too old" in line
+
+
+def test_a_triton_that_hangs(tmp_path: Path) -> None:
+    write_triton(tmp_path / "site", "import sys, time\nprint('x', file=sys.stderr)\ntime.sleep(60)")
+    (line,) = triton_lines(tmp_path / "site", "doctor._TRITON_S = 1.5")
+    assert line == (
+        "FAULT triton        has not said for 1.5 s which ptxas it runs"
+        "  ->  see where `python -c 'import triton'` hangs"
+    )
 
 
 def test_a_broken_part_hides_no_other(machine: Machine, lines: Lines, tmp_path: Path) -> None:

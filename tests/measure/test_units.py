@@ -324,6 +324,10 @@ def test_power_coupling_is_told_from_chance() -> None:
     assert not rejected([B] * 7).power_coupled  # 2 * 2^-7 is above 1 %
     assert rejected([B] * 8).power_coupled
     assert not comparison().power_coupled
+    unknown = comparison()
+    timed = Timed((1e-4,) * 4, health=Health(mhz=(0.0, 1980.0, 1900.0, 1980.0)))
+    unknown.add(Unit(Plan((A, B), (A, B), ABBA), timed))
+    assert unknown.lowest_clocks == {A: 0, B: 1}
 
 
 def test_what_the_timer_raises_goes_through() -> None:

@@ -291,6 +291,17 @@ def test_the_step_summary_is_escaped() -> None:
     assert "a|b`c*_&lt;script&gt;[x](y)@user" in html
 
 
+def test_the_step_summary_stays_below_githubs_limit() -> None:
+    records = [
+        sim.record(replace(sim.static("k" * 90), kernel=f"{'k' * 90}{n}")) for n in range(99)
+    ]
+    records.append(sim.record(sim.win("matmul", speedup=0.98, noise=0.01)))
+    text = github.markdown(records, room=4000)
+    assert len(text.encode()) <= 4000
+    assert "❌ slower" in text
+    assert "more entries are left out" in text
+
+
 def test_nothing_heavy_is_imported_for_a_run_without_records(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test(): pass")
     probe = (

@@ -277,6 +277,26 @@ def test_workers_are_pinned_to_gpus(tmp_path: Path) -> None:
     search.__del__()
 
 
+def test_each_function_is_called_by_a_worker_that_knows_it(tmp_path: Path) -> None:
+    """Also with another number of scores, and also one that is a coroutine's."""
+
+    async def third(config: Any) -> float:
+        return 3.0
+
+    worker = ForkWorker(tmp_path)
+    found = []
+    for function, returns in [
+        (lambda config: 1.0, 1), (lambda config: 2.0, 1), (lambda config: (3.0, 4.0), 2), (third, 1),
+    ]:  # fmt: skip
+        (score,) = worker.run(
+            function=function, params_ids=[1], params_pool=[{"x": 1}],
+            num_function_returns=returns, num_workers=1, task_timeout=60,
+        )  # fmt: skip
+        found.append(score.score)
+    worker.close()
+    assert found == [1.0, 2.0, (3.0, 4.0), 3.0]
+
+
 def test_what_a_worker_was_given_holds_in_a_search(ciq_search: CiqSearch) -> None:
     """``ForkWorker.using(...)`` as ``worker=``: its GPUs, environment and budget."""
     worker = ForkWorker.using(

@@ -200,3 +200,13 @@ def test_of_two_runs_at_once_each_writes_its_pair(
     assert found.acf.content == b"second"
     assert found.sidecar is not None
     assert found.sidecar.sha256 == found.acf.sha256
+
+
+def test_a_report_s_folder_never_takes_another_s_place(tmp_path: Path) -> None:
+    wanted = tmp_path / "reports" / "k"
+    made = [offer._new_folder(wanted) for _ in range(3)]
+    assert [one.name for one in made] == ["k", "k-2", "k-3"]
+    (tmp_path / "gone").symlink_to(tmp_path / "purged")
+    elsewhere = offer._new_folder(tmp_path / "gone" / "k")
+    assert elsewhere.is_dir()
+    elsewhere.rmdir()

@@ -140,6 +140,17 @@ def test_refusals_and_their_kinds(assembler: Assembler) -> None:
     assert "sm_80" in arch.what
 
 
+def test_an_error_is_told_before_any_number_of_warnings() -> None:
+    warned = [
+        f"ptxas k.ptx, line {n}; warning : Instruction 'shfl' without '.sync'" for n in range(9)
+    ]
+    wrong = "ptxas k.ptx, line 13; error   : Unknown symbol '%nonesuch'"
+    said = _ptxas._first_errors("\n".join([*warned, wrong]))
+    assert "Unknown symbol" in said
+    assert "warning" not in said
+    assert "warning" in _ptxas._first_errors("\n".join(warned))
+
+
 def test_a_hang_is_killed_with_all_its_children(script: Script, tmp_path: Path) -> None:
     slow = script("ptxas", f"sleep 300 & echo $! > {tmp_path}/child; wait")
     started = time.monotonic()
