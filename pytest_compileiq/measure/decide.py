@@ -116,9 +116,10 @@ def not_slower(tolerance: float = 0.02) -> Rule:
 class Outcome:
     """A rule's answer after ``units`` units.
 
-    ``log_above`` and ``log_below`` are the logarithms of the e-values; ``speedup`` is Huber's location of t_base / t_candidate and ``interval`` its
-    time-uniform interval of coverage ``1 - 2 * interval_alpha``, in ratios. ``mean_speedup`` is
-    the geometric mean, which rare slow launches do move: a candidate that adds some shows here.
+    ``log_above`` and ``log_below`` are the logarithms of the e-values; ``speedup`` is Huber's
+    location of t_base / t_candidate and ``interval`` its time-uniform interval of coverage
+    ``1 - 2 * interval_alpha``, in ratios. ``mean_speedup`` is the geometric mean, which rare slow
+    launches do move: a candidate that adds some shows here.
     ``more_units`` projects what an undecided test still needs, None if that cannot be told.
     """
 

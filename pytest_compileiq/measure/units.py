@@ -34,7 +34,7 @@ _DISTURBING = {
 #: Clocks of a unit's blocks may differ by this much.
 _CLOCK_SPREAD = 0.02
 _CLOCK_CHANGE = "clock change"
-#: Units after which clocks are first looked at: fewer than any verdict takes.
+#: Units after which clocks are first looked at, where no fewer can bring a verdict.
 _FIRST_LOOK = 4
 _ATTEMPTS_BEFORE_PAUSE = 10
 _PAUSES = 3
@@ -193,7 +193,8 @@ class Comparison:
         self._coins = Coins(self.seed, self.name)
         #: Clocks change so often that it is this card's way, and no reason to reject. A matrix
         #: product at the power limit moves its own clock by 2 % within most units (9 of 14 on an
-        #: H200). To throw those away is an economy, not a need: the coin is as fair in them.
+        #: H200). To throw those away is an economy, not a need: the coin is as fair in them, and
+        #: fairer where the candidate itself moves the clock.
         self.clocks_move = False
         self._begin()
 
@@ -233,12 +234,13 @@ class Comparison:
         """Reject no more for moving clocks once half of the first four units, or a fifth of ten
         or more, were rejected for that.
 
-        After four, when no verdict was possible yet, all is judged anew, with those units.
+        After four, where two or fewer could bring no verdict, all is judged anew, with those units.
         """
         if self.clocks_move or self.outcome is not None:
             return
         timed, moved = len(self.units), self.rejected_for(_CLOCK_CHANGE)
-        if timed == _FIRST_LOOK and 2 * moved >= timed:
+        early = timed == _FIRST_LOOK <= self.rule.minimum_units
+        if early and 2 * moved >= timed:
             self.clocks_move = True
             self.units = [
                 replace(one, rejected=None) if one.rejected == _CLOCK_CHANGE else one

@@ -136,7 +136,7 @@ def test_rejection_that_looks_at_the_label() -> None:
         return "outlier" if max(seen["unit"][1]) > 0.01 else None
 
     assert holds(false_claims(remembered, SESSIONS))
-    assert broken(false_claims(remembered, SESSIONS, reject=slow_candidate))
+    assert broken(false_claims(remembered, SESSIONS, reject=slow_candidate, units=80))
     # It is the label that does it: the same outliers thrown away on either side do no harm.
     assert holds(false_claims(remembered, SESSIONS, reject=slow_block))
 

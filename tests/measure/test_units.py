@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pytest_compileiq.measure.decide import End, not_slower, win
+from pytest_compileiq.measure.decide import End, Rule, not_slower, win
 from pytest_compileiq.measure.units import (
     FIRST_ROUND,
     Budget,
@@ -258,6 +258,17 @@ def test_half_of_the_first_four_is_enough(moving: tuple[int, ...]) -> None:
     assert one.clocks_move
     assert len(one.units) == len(steady.units) == one.kept
     assert one.outcome == steady.outcome
+
+
+@pytest.mark.parametrize("alpha", [0.25, 0.7])
+def test_a_verdict_of_three_units_leaves_no_first_look(alpha: float) -> None:
+    time_unit = timer({"k": 1.5})
+    restless = Health(mhz=(1980.0, 1900.0))
+    rule = Rule(ratio=1.0, alpha_pass=alpha, alpha_fail=alpha)
+    one = Comparison("k", rule, [1e-4] * 16, 3)
+    run([one], lambda name, plan: Timed(time_unit(name, plan).seconds, health=restless))
+    assert one.outcome
+    assert one.outcome.status is Status.PASS
 
 
 def test_one_of_the_first_four_is_rejected() -> None:
