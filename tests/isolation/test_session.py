@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -246,7 +247,10 @@ def test_holder():
     if not os.fork(): os.setsid(); jot('holder'); time.sleep(4); os._exit(0)
 """
     suite.write(test_a=holder * held + LONG.replace("BODY", "while 1: pass"))
-    process = suite.popen("-s")
+    with contextlib.ExitStack() as stack:
+        if number is signal.SIGHUP:  # below nohup it is ignored, and a child would inherit that
+            stack.callback(signal.signal, number, signal.signal(number, signal.SIG_DFL))
+        process = suite.popen("-s")
     suite.wait_for("started")
     end = time.monotonic() + 5
     # A process in the middle of exec has no environment to read.

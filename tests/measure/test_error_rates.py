@@ -40,7 +40,7 @@ def test_false_claims(scene: str, errors: ModuleType) -> None:
         ("placed", 0.02, 56),
         ("quiet", 0.05, 46),
         ("stress", -0.05, 50),
-        ("ordered", 0.01, 190),
+        ("ordered", 0.01, 225),
     ],
 )
 def test_power(scene: str, effect: float, launches: float, errors: ModuleType) -> None:

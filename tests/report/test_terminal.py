@@ -84,8 +84,8 @@ def test_one_line_a_check() -> None:
     assert table([sim.record(PASSED), sim.record(SLOWER)])[1:] == [
         "kernel   check  speed-up              launches  seconds  verdict",
         "softmax  win    1.060 [1.053, 1.068]        40   0.0097  pass",
-        "matmul   win    0.982 [0.972, 0.991]        48    0.013  fail: slower",
-        "    best.acf wins less than min_speedup=1.02: 0.9816x [0.9718, 0.9909] in 48",
+        "matmul   win    0.982 [0.972, 0.990]        48    0.013  fail: slower",
+        "    best.acf wins less than min_speedup=1.02: 0.9816x [0.9718, 0.9901] in 48",
         "    launches",
         "compileiq: 1 pass, 1 fail",
     ]
@@ -182,7 +182,7 @@ def test_a_failure_explains_itself() -> None:
 win of matmul: slower: {SLOWER.message}
   to do: search again for this kernel and this GPU, or lower min_speedup to what you rely on"""
     )
-    assert "0.9816x [0.9718, 0.9909] in 48 launches" in SLOWER.message
+    assert "0.9816x [0.9718, 0.9901] in 48 launches" in SLOWER.message
 
 
 def test_checks_that_fail_for_one_cause_tell_it_once() -> None:
