@@ -61,8 +61,8 @@ class Audit:
     """What sessions of a kernel against itself came to.
 
     ``unit_sd``: standard deviation of one unit's log-ratio as it was judged, so without what the
-    order of its blocks did. ``half_width``: of the interval at
-    a session's end, log units, the median: a smaller difference is not to be told here.
+    order of its blocks did. ``half_width``: of the interval at a session's end, log units, the
+    median: a smaller difference is not to be told here.
     """
 
     name: str
