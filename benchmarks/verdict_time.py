@@ -50,7 +50,7 @@ def example(name: str) -> tuple[Kernel, Path]:
         return kernels.triton_kernel(name), kernels.EXAMPLES / f"{name}.acf"
     import torch
 
-    n = 2048
+    n = 1024
     a, b = (torch.rand(n, n, device="cuda") for _ in "ab")
     c = torch.empty_like(a)
     right = (a.double() @ b.double()).float()

@@ -20,7 +20,7 @@ def sgemm(ciq: CIQ) -> PtxKernel:
         return PtxKernel("sgemm.ptx", arch="sm_90")
     import torch
 
-    n = 2048
+    n = 1024
     a, b = (torch.rand(n, n, device="cuda") for _ in "ab")
     c = torch.empty_like(a)
     right = (a.double() @ b.double()).float()
