@@ -21,6 +21,7 @@ from triton.runtime import driver
 from pytest_compileiq import TritonKernel
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import AcfError, CiqError, SettingsError, ToolchainError
+from pytest_compileiq.gpu import stream
 from pytest_compileiq.subjects import placing
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.toolchain.acf import Acf
@@ -292,8 +293,10 @@ def test_tensors_of_torch_move_with_what_they_share(monkeypatch: pytest.MonkeyPa
         TensorDescriptor.from_tensor(whole, [4, 4]),
         triton.reinterpret(whole, triton.language.int32),
     )
-    with fake_core.install(monkeypatch):
+    with fake_core.install(monkeypatch) as machine:
         monkeypatch.setitem(sys.modules, "torch", torch)
+        # A torch made for CUDA would start it.
+        monkeypatch.setattr(stream, "current", lambda: fake_core.Stream(machine))
         moved = placing.place(args, Random(1))
         x, *rest = waves(args=(whole, 32), arch=None).place(Random(1))
     assert (x.data_ptr() != whole.data_ptr(), rest) == (True, [32, 1024])
