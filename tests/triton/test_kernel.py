@@ -97,6 +97,16 @@ def test_the_hash_is_that_of_the_ptx_and_of_no_arm(assembler: Assembler, best: A
     assert one.ptx_sha256(Path()) == two.ptx_sha256(Path()) != other.ptx_sha256(Path())
 
 
+def test_line_information_is_not_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = set()
+    for off in ("0", "1"):
+        monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", off)
+        kernel = waves()
+        hashes.add(kernel.ptx_sha256(Path()))
+        assert (".loc" in str(kernel._ptx)) is (off == "0")
+    assert len(hashes) == 1
+
+
 def test_another_ptxas_is_named(
     assembler: Assembler, best: Acf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
