@@ -103,7 +103,7 @@ def test_line_information_is_not_in_the_hash(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", off)
         kernel = waves()
         hashes.add(kernel.ptx_sha256(Path()))
-        assert (".loc" in str(kernel._ptx)) is (off == "0")
+        assert (".section" in str(kernel._ptx)) is (off == "0")
     assert len(hashes) == 1
 
 
@@ -197,8 +197,10 @@ class FakeGpu:
     def __init__(self) -> None:
         self.loaded: list[bytes] = []
         self.launched: list[tuple[Any, ...]] = []
+        self.unloaded: list[str] = []  # Triton 3.8 and newer unload what nobody holds any more
         self.utils = types.SimpleNamespace(
             load_binary=self._load,
+            unload_module=self.unloaded.append,
             get_device_properties=lambda device: {"max_shared_mem": 232448},
         )
 
@@ -260,6 +262,7 @@ def test_launches_and_new_seats(gpu: FakeGpu, assembler: Assembler, best: Acf) -
         (3, (moved, 4096, 1024)),
         (1, (x, 4096, 1024)),
     ]
+    assert gpu.unloaded == []
     assert Path(gpu.folder) == assembler.staging.folder / "triton-host"
 
 
