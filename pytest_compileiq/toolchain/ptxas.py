@@ -155,7 +155,7 @@ def identify(path: Path) -> Ptxas:
     if answer is None:
         raise ToolchainError(
             f"{path} --version hung and was killed after {_VERSION_TIMEOUT:g} s, and is not asked "
-            "again in this process",
+            "again in this session",
             reason=Reason.HUNG,
         )
     return answer
