@@ -98,6 +98,16 @@ def test_the_hash_is_that_of_the_ptx_and_of_no_arm(assembler: Assembler, best: A
     assert one.ptx_sha256(Path()) == two.ptx_sha256(Path()) != other.ptx_sha256(Path())
 
 
+def test_line_information_is_not_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = set()
+    for off in ("0", "1"):
+        monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", off)
+        kernel = waves()
+        hashes.add(kernel.ptx_sha256(Path()))
+        assert (".section" in str(kernel._ptx)) is (off == "0")
+    assert len(hashes) == 1
+
+
 def test_another_ptxas_is_named(
     assembler: Assembler, best: Acf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,8 +198,10 @@ class FakeGpu:
     def __init__(self) -> None:
         self.loaded: list[bytes] = []
         self.launched: list[tuple[Any, ...]] = []
+        self.unloaded: list[str] = []  # Triton 3.8 and newer unload what nobody holds any more
         self.utils = types.SimpleNamespace(
             load_binary=self._load,
+            unload_module=self.unloaded.append,
             get_device_properties=lambda device: {"max_shared_mem": 232448},
         )
 
@@ -251,6 +263,7 @@ def test_launches_and_new_seats(gpu: FakeGpu, assembler: Assembler, best: Acf) -
         (3, (moved, 4096, 1024)),
         (1, (x, 4096, 1024)),
     ]
+    assert gpu.unloaded == []
     assert Path(gpu.folder) == assembler.staging.folder / "triton-host"
 
 
