@@ -113,12 +113,13 @@ def _compare(record: Record, stopwatch: Stopwatch, bench: Workbench, claims: lis
 
 def _cv_limit(stopwatch: Stopwatch, bench: Workbench) -> float:
     """Twice the spread that a first look finds."""
-    return 2 * max(stopwatch.spread(bench, BASELINE, 0.05).end().short_cv or 0.0, 1e-4)
+    test, _ = stopwatch.spread(bench, BASELINE, 0.05)
+    return 2 * max(test.end().short_cv or 0.0, 1e-4)
 
 
 def _spread(record: Record, stopwatch: Stopwatch, bench: Workbench, limit: float) -> None:
     began = time.perf_counter()
-    test = stopwatch.spread(bench, BASELINE, limit)
+    test, _ = stopwatch.spread(bench, BASELINE, limit)
     outcome = test.end()
     record["samples"].append(record_spread(test))
     record["each"].append(
