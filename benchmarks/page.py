@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+RESULTS = Path(__file__).parent / "results"
 
 
 def command() -> str:
     """As it was called, without the folder of the results, which is one machine's."""
-    script, *options = sys.argv
-    words = iter([f"benchmarks/{Path(script).name}", *options])
+    words = iter(["python", *sys.argv])
     return shlex.join(
-        [
-            "python",
-            *(
-                word
-                for word in words
-                if not (word == "--out" and next(words)) and not word.startswith("--out=")
-            ),
-        ]
+        word
+        for word in words
+        if not (word == "--out" and next(words)) and not word.startswith("--out=")
     )
 
 
@@ -37,12 +34,21 @@ def row(cells: Sequence[object]) -> str:
     return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
 
 
-def show(parts: Iterable[str], output: Path | None = None) -> None:
-    """Print each part as soon as it is known, and write it to ``output``, if there is one."""
-    if output is not None:
-        output.write_text("")
-    for part in parts:
-        print(part, end="", flush=True)
-        if output is not None:
-            with output.open("a") as file:
-                file.write(part)
+def main(
+    doc: str | None,
+    parts: Callable[[argparse.Namespace], Iterable[str]],
+    options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+    """Run a benchmark as a command: print its parts, each as soon as it is known, and keep them."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write what is printed there, too"
+    )
+    for option, how in options.items():
+        parser.add_argument(option, **how)
+    args = parser.parse_args()
+    with args.output.open("w") if args.output else nullcontext() as file:
+        for part in parts(args):
+            for output in filter(None, (sys.stdout, file)):
+                output.write(part)
+                output.flush()

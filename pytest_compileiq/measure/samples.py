@@ -24,7 +24,10 @@ from pytest_compileiq.verdict import Reason
 #: are of blocks, of several launches each where a kernel is short, without a look at the clock.
 _SCHEMA, _NOW = 1, 2
 #: The rule of each schema, in words.
-RULES = {_SCHEMA: "before order effects were taken off", _NOW: "order effects taken off"}
+RULES = {
+    _SCHEMA: "before order effects were taken off; spreads of blocks",
+    _NOW: "order effects taken off; spreads of single launches",
+}
 
 
 class RecordError(CiqError):
