@@ -1,12 +1,13 @@
 """False claims and power of the shipped verdicts, by simulation and on recorded traces.
 
-    python benchmarks/errors.py [--runs 2000] [--jobs 2] [--only pairs,cv,...]
+    python benchmarks/errors.py --runs 2000 --jobs 2 --only pairs,cv
 
 Every run goes through the shipped code, one call a unit: ``Comparison`` and ``run`` draw the
 coins, judge and stop. Only the times are simulated, or taken from a trace of one kernel timed
 against itself (``traces/``), for which fresh coins say which launch was whose. Null cells of the
 models get four times the runs, thresholds of the canaries twice as many as the other cells.
-Writes ``benchmarks/results/errors-<date>.json`` and ``.md`` unless ``--no-write``.
+Writes ``benchmarks/results/errors-<date>.json`` and ``.md`` unless ``--no-write``; with ``--only``
+the other tables of these files stay.
 """
 
 from __future__ import annotations
@@ -271,12 +272,23 @@ def as_recorded() -> dict[str, Any]:
     return count
 
 
+def merged(known: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """A report with its tables that were computed again in the place of the old ones."""
+    anew = {cell["table"] for cell in now["cells"]}
+    order = list(dict.fromkeys(cell.table for cell in cells(1)))
+    kept = [cell for cell in known["cells"] if cell["table"] not in anew]
+    found = sorted(kept + now["cells"], key=lambda cell: order.index(cell["table"]))
+    return now | {"runs": known["runs"] + now["runs"], "cells": found}
+
+
 def markdown(report: dict[str, Any]) -> str:
     out = [
         "# Error rates and power of the shipped verdicts",
         "",
-        f"`{report['command']}`, {report['date']}, {report['seconds']} s, numpy {report['numpy']}.",
-        "",
+        *(
+            "`{command}`, {date}, {seconds} s, numpy {numpy}.\n".format(**one)
+            for one in report["runs"]
+        ),
         _NOTE,
     ]
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -365,18 +377,20 @@ def main() -> int:
                 f"cost {one['cost']:6.1f} +- {one['cost_se']:.1f}  ({one['seconds']:.0f} s)",
                 flush=True,
             )
-    report = {
+    date = datetime.date.today().isoformat()
+    base = page.RESULTS / f"errors-{date}"
+    mine = {
         "command": page.command(),
-        "date": datetime.date.today().isoformat(),
+        "date": date,
         "seconds": round(time.time() - began),
         "numpy": np.__version__,
-        "cells": results,
-        "as_recorded": as_recorded(),
     }
+    report = {"runs": [mine], "cells": results, "as_recorded": as_recorded()}
+    if only and (known := base.with_suffix(".json")).exists():
+        report = merged(json.loads(known.read_text()), report)
     text = markdown(report)
     print(text)
     if not args.no_write:
-        base = page.RESULTS / f"errors-{report['date']}"
         base.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
         base.with_suffix(".md").write_text(text)
     return 0
