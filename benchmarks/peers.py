@@ -43,9 +43,9 @@ _NOTE = (
     "The other rules time each launch by itself, from Python, without gate or CUDA graph, as their "
     "users do, so what the host takes can be in their times. An earlier study on an H200 (60 "
     "sessions, its raw times are not kept) had in places other numbers: Welch 77 % on the softmax and "
-    "90 % on the small kernel, interleaved medians 0 % on the small kernel. Its small kernel ran in "
-    "CUDA graphs of 40 launches. For the softmax no such difference is known: this is what a rule says "
-    "of one card on one day."
+    "90 % on the small kernel, interleaved medians 0 % on the small kernel. In its traces, those of "
+    "benchmarks/traces, the small kernel runs in CUDA graphs of 40 launches. For the softmax no such "
+    "difference is known: this is what a rule says of one card on one day."
 )
 
 
