@@ -1,6 +1,6 @@
 """Known effects on a real GPU: idle cycles are added to a kernel; are they found, and when?
 
-    python benchmarks/effects.py --out benchmarks/results --limit 120
+    python benchmarks/effects.py --limit 120
 
 For each effect, sessions on three kernels that copy 1, 16 and 96 MiB: the baseline idles for so
 many cycles more that it is slower by 0.5, 1, 2, 5 or 10 %. "aim" is twice the launches of the
@@ -18,6 +18,7 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).parent))
 
 import kernels
+import page
 import runner
 from runner import Record, Run
 
@@ -74,7 +75,7 @@ def measure(run: Run, size: str, deadline: Deadline) -> None:
 
 
 def tables(records: Sequence[Record]) -> list[str]:
-    return runner.table(
+    return page.table(
         "kernel | added | measured | found | wrong | blocks | aim | wall a verdict",
         [_row(record) for record in records if record["samples"]],
     )

@@ -15,8 +15,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+
+import page
 
 CONFTEST = """
 import json, statistics, time
@@ -74,31 +77,29 @@ def best(module: str, items: int, isolate: str, runs: int) -> dict[str, float]:
     return min(found, key=lambda run: run["median"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--items", type=int, nargs="+", default=[200], help="tests of a suite")
-    parser.add_argument("--runs", type=int, default=3, help="the best of so many is taken")
-    options = parser.parse_args()
-    print(f"Python {sys.version.split()[0]}, best of {options.runs} runs")
-    print(
-        "| module imports | tests | isolated, median / p95 | in one process | added | zygote / child |"
-    )
-    print("|---|---|---|---|---|---|")
+def table(args: argparse.Namespace) -> Iterator[str]:
+    yield f"Python {sys.version.split()[0]}, best of {args.runs} runs\n"
+    columns = "module imports | tests | isolated, median / p95 | in one process | added"
+    yield "\n".join(page.table(f"{columns} | zygote / child", [])) + "\n"
     for module in ("", "numpy", "torch"):
         if module and find_spec(module) is None:
-            print(f"| {module} | not installed | | | | |")
+            yield page.row([module, "not installed", *[""] * 4]) + "\n"
             continue
-        plain = best(module, max(options.items), "off", options.runs)["median"]
-        for items in options.items:
-            alone = best(module, items, "require", options.runs)
-            print(
-                f"| {module or 'nothing'} | {items} "
-                f"| {alone['median']:.1f} / {alone['p95']:.1f} ms | {plain:.1f} ms "
-                f"| {alone['median'] - plain:.1f} ms "
-                f"| {alone['zygote']:.0f} / {alone['child']:.0f} MB |",
-                flush=True,
-            )
+        plain = best(module, max(args.items), "off", args.runs)["median"]
+        for items in args.items:
+            alone = best(module, items, "require", args.runs)
+            cells = [
+                module or "nothing",
+                items,
+                f"{alone['median']:.1f} / {alone['p95']:.1f} ms",
+                f"{plain:.1f} ms",
+                f"{alone['median'] - plain:.1f} ms",
+                f"{alone['zygote']:.0f} / {alone['child']:.0f} MB",
+            ]
+            yield page.row(cells) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    items = {"type": int, "nargs": "+", "default": [200], "help": "tests of a suite"}
+    runs = {"type": int, "default": 3, "help": "the best of so many is taken"}
+    page.main(__doc__, table, {"--items": items, "--runs": runs})

@@ -162,8 +162,9 @@ class Trace:
         return np.concatenate(rows[:4]), np.array(rows[4:])
 
 
-def read_traces(path: Path) -> dict[str, Trace]:
-    """Kernel -> trace; the first quad of each seat, since a unit is a new seat."""
+def read_traces(kind: str) -> dict[str, Trace]:
+    """Kernel -> "gated" or "ungated" trace; the first quad of each seat, as a unit is a new seat."""
+    path = Path(__file__).parent / "traces" / f"h200_aa_seats_{kind}.json.gz"
     with gzip.open(path, "rt") as stream:
         kernels = json.load(stream)["kernels"]
     return {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import math
-import shlex
 import signal
 import sys
 import time
@@ -21,12 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import page
+
 from pytest_compileiq import selfcheck
 from pytest_compileiq.gpu.session import Held
 from pytest_compileiq.measure import audit
 from pytest_compileiq.measure.audit import Deadline
 from pytest_compileiq.measure.cuda import CudaDriver
-from pytest_compileiq.measure.samples import record_units
+from pytest_compileiq.measure.samples import RULES, record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Comparison
 from pytest_compileiq.replay import read
@@ -80,7 +81,7 @@ class Run:
         print(f"{self._saved - self.began:4.0f} s: {self._progress()}", flush=True)
         document = {
             "schema": selfcheck.SCHEMA,
-            "command": _command(),
+            "command": page.command(),
             "date": datetime.date.today().isoformat(),
             "device": f"{self.held.gpu}, clocks {self.held.state}",
             "seed": self.args.seed,
@@ -119,7 +120,7 @@ def main(
     parser.add_argument("--sessions", type=int, default=sessions, help="default: %(default)s")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds, for all kernels")
     parser.add_argument("--seed", type=int, default=20261130)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=page.RESULTS, help="default: beside this file")
     parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="only make the tables")
     for option, how in (options or {}).items():
         parser.add_argument(option, **how)
@@ -163,16 +164,6 @@ def _measured(
                 run.save()
 
 
-def _command() -> str:
-    """As it was called, without the folder of the results, which is one machine's."""
-    words = iter(["python", *sys.argv])
-    return shlex.join(
-        word
-        for word in words
-        if not (word == "--out" and next(words)) and not word.startswith("--out=")
-    )
-
-
 def _head(doc: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"# {doc.splitlines()[0]}"]
     for one in documents:
@@ -181,14 +172,19 @@ def _head(doc: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
             f"`{one['command']}`, {one['date']}, {one['seconds']:.0f} s, {one['device']}.",
         ]
         lines += [f"\nFailed: {fault}" for fault in one["faults"]]
+    samples = [
+        sample for one in documents for record in one["records"] for sample in record["samples"]
+    ]
+    for schema in sorted({sample["schema"] for sample in samples}):
+        lines += ["", f"The rule, schema {schema} of the samples: {RULES[schema]}."]
     return lines
 
 
 def _tables(documents: Sequence[Mapping[str, Any]], tables: Tables) -> list[str]:
-    return tables(_merged([record for one in documents for record in one["records"]]))
+    return tables(merged([record for one in documents for record in one["records"]]))
 
 
-def _merged(records: Sequence[Record]) -> list[Record]:
+def merged(records: Sequence[Record]) -> list[Record]:
     """The sessions of a kernel and check in one record, of however many runs they are."""
     found: dict[tuple[str, str], Record] = {}
     for record in records:
@@ -198,17 +194,6 @@ def _merged(records: Sequence[Record]) -> list[Record]:
             more = isinstance(value, list) and name in known
             known[name] = [*known[name], *value] if more else value
     return list(found.values())
-
-
-def table(columns: str, rows: Sequence[Sequence[object]]) -> list[str]:
-    """A table of markdown, an empty line before it. ``columns`` are separated by "|"."""
-    names = [name.strip() for name in columns.split("|")]
-    lines = ["", _row(names), "|" + "---|" * len(names)]
-    return lines + [_row(cells) for cells in rows]
-
-
-def _row(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def blocks(sample: Mapping[str, Any]) -> int:

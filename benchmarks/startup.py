@@ -11,6 +11,7 @@ examples/ptx, against the time of its ptxas runs alone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import statistics
 import subprocess
@@ -20,6 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import page
 
 from pytest_compileiq.checks import canary, resources, win
 from pytest_compileiq.marks import CanaryParams, ResourcesParams, WinParams
@@ -31,7 +34,7 @@ from pytest_compileiq.toolchain.assembler import Assembler
 EXAMPLE = Path(__file__).parent.parent / "examples" / "ptx"
 
 
-def start_up(pairs: int = 61) -> None:
+def start_up(pairs: int = 61) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "test_trivial.py").write_text("def test_trivial(): pass\n")
         env = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
@@ -56,13 +59,13 @@ def start_up(pairs: int = 61) -> None:
         added = [1000 * (a - b) for a, b in runs]
         low, middle, high = statistics.quantiles(added)
         ratio = statistics.median(a / b for a, b in runs)
-        print(
+        yield (
             f"{name}: {middle:+.1f} ms (quartiles {low:+.1f} and {high:+.1f}), {ratio:.3f}x of "
-            f"{bare:.0f} ms, {pairs} pairs"
+            f"{bare:.0f} ms, {pairs} pairs\n"
         )
 
 
-def one_check(repeats: int = 7) -> None:
+def one_check(repeats: int = 7) -> Iterator[str]:
     found = ptxas.find()
     overheads = []
     for _ in range(repeats):
@@ -81,9 +84,9 @@ def one_check(repeats: int = 7) -> None:
         # What the runs take side by side is at least the longest of them.
         side_by_side = max(max(runs), sum(runs) / len(os.sched_getaffinity(0)))
         overheads.append(1000 * (total - side_by_side))
-    print(
+    yield (
         f"three checks of sgemm: {len(runs)} runs of ptxas, "
-        f"{statistics.median(overheads):.0f} ms beside them (median of {repeats})"
+        f"{statistics.median(overheads):.0f} ms beside them (median of {repeats})\n"
     )
 
 
@@ -107,5 +110,4 @@ def timed_ptxas(runs: list[float]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    start_up()
-    one_check()
+    page.main(__doc__, lambda args: itertools.chain(start_up(), one_check()))

@@ -31,10 +31,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import page
+
 LIMIT = 25.0
 LATE = "not begun: --limit"
 WORKERS = ("fork", "native", "isolated")
-HERE = Path(__file__).parent
 
 
 def worker_type(name: str) -> Any:
@@ -213,28 +214,20 @@ def on_gpu(ends: float) -> Iterator[str]:
     yield from rates(triton_objective.objective, space, calls, (1,), ends)
 
 
-def main() -> None:
-    began = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    sys.path.insert(0, str(HERE))
-    if options.one:
-        one_search(*options.one)
-        return
-    page = on_gpu if options.gpu else on_cpu
-    with contextlib.ExitStack() as stack:
-        outputs = [sys.stdout]
-        if options.output:
-            outputs.append(stack.enter_context(options.output.open("w")))
-        for part in page(began + options.limit):
-            for output in outputs:
-                output.write(part)
-                output.flush()
+def parts(args: argparse.Namespace) -> Iterator[str]:
+    if args.one:
+        one_search(*args.one)
+        return iter(())
+    return (on_gpu if args.gpu else on_cpu)(time.monotonic() + args.limit)
 
 
 if __name__ == "__main__":
-    main()
+    page.main(
+        __doc__,
+        parts,
+        {
+            "--gpu": {"action": "store_true"},
+            "--limit": {"type": float, "default": math.inf, "help": "seconds"},
+            "--one": {"nargs": 2, "help": argparse.SUPPRESS},
+        },
+    )

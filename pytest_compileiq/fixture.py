@@ -190,7 +190,7 @@ class CIQ:
     def assert_stable(
         self, subject: Kernel | Callable[[Any], Any] | Objective, percent: float
     ) -> Verdict:
-        """The spread of the timings, std/mean, stays below ``percent``."""
+        """Neighbouring launches differ by a CV below ``percent``; slow drift is only told."""
         __tracebackhide__ = True
         return self._verb(subject, "ciq_max_cv", percent=percent)
 

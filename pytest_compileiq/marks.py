@@ -118,7 +118,11 @@ class ResourcesParams:
 
 @dataclass(frozen=True, slots=True)
 class StabilityParams:
-    """``ciq_max_cv(percent)``: the spread of the timings, std/mean, stays below ``percent``."""
+    """``ciq_max_cv(percent)``: neighbouring launches differ by a CV below ``percent``.
+
+    Judged is what one launch differs from the next, each outlier up to a cap. Slow drift cancels:
+    it, outliers and the plain std/mean of all launches are told in the message, and do not decide.
+    """
 
     percent: float
 

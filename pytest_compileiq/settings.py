@@ -300,6 +300,6 @@ MARK_LINES = (
         "max_shared_bytes=None, max_constant_bytes=None, max_barriers=None, no_worse=False, "
         "acf=None): limits on what ptxas -v reports"
     ),
-    "ciq_max_cv(percent): the spread of the timings, std/mean, stays below this",
+    "ciq_max_cv(percent): neighbouring launches differ by a CV below this; drift is only told",
     "ciq_beats_baseline(acf='best.acf', min_speedup=1.0): the committed ACF still wins",
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from statistics import median
+
 from pytest_compileiq.checks import proof, timing
 from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.marks import StabilityParams
 from pytest_compileiq.measure.samples import record_spread
 from pytest_compileiq.measure.spread import LAUNCHES, SpreadOutcome
 from pytest_compileiq.subjects.kernel import BASELINE, Workbench
-from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+from pytest_compileiq.verdict import Check, Status, Verdict
 
 _CURES = {
     "jitter": "lock the clocks (--ciq-clocks=require), or raise the limit",
@@ -44,12 +47,24 @@ def judge_kernel(bench: Workbench, params: StabilityParams, stopwatch: Stopwatch
     proof.baseline_build(bench)
     if (why := stopwatch.obstacle(bench)) is not None:
         return timing.unfit(Check.CV, name, why, numbers)
-    test = stopwatch.spread(bench, BASELINE, params.percent / 100)
+    test, pilot = stopwatch.spread(bench, BASELINE, params.percent / 100)
     outcome = test.end()
-    numbers |= outcome.numbers()
-    message = f"{_percents(outcome)}, limit {params.percent:g} %, {outcome.launches} launches"
+    told = pilot.numbers()
+    numbers |= outcome.numbers() | {
+        key: told[key] for key in ("kernel_seconds", "overhead_seconds", "cuda_graph", "l2")
+    }
+    what = "launches" if test.events else "blocks"
+    message = f"{_percents(outcome)}, limit {params.percent:g} %, {outcome.launches} {what}"
     remedy = ""
-    if outcome.status is Status.FAIL:
+    if outcome.clock_step is not None:
+        seconds = median(test.seconds)
+        share = outcome.clock_step / seconds
+        message += (
+            f"; events step by {1e9 * outcome.clock_step:.0f} ns, {100 * share:.2g} % of a launch of "
+            f"{1e6 * seconds:.3g} us, which hides a CV as small as the limit"
+        )
+        remedy = f"raise the limit to {math.ceil(1000 * share) / 10:g} %, or give it more work"
+    elif outcome.status is Status.FAIL:
         message += f"; above it: {outcome.cause or 'jitter'}"
         remedy = _CURES[outcome.cause or "jitter"]
     elif outcome.status is Status.UNDECIDED:
@@ -61,7 +76,7 @@ def judge_kernel(bench: Workbench, params: StabilityParams, stopwatch: Stopwatch
         check=Check.CV,
         kernel=name,
         status=outcome.status,
-        reason=outcome.reason if outcome.status is not Status.UNDECIDED else Reason.UNDECIDED,
+        reason=outcome.reason,
         message=message,
         remedy=remedy,
         numbers=numbers,

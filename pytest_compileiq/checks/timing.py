@@ -191,16 +191,20 @@ class Stopwatch:
             for one, pilot, seconds in started
         ]
 
-    def spread(self, bench: Workbench, arm: Arm, limit: float) -> SpreadTest:
-        """Time an arm's launches until it is decided whether their CV is below ``limit``."""
+    def spread(self, bench: Workbench, arm: Arm, limit: float) -> tuple[SpreadTest, Pilot]:
+        """Time an arm's single launches until it is decided whether their CV is below ``limit``.
+
+        A site that times in its own way gives times of its blocks instead.
+        """
         timer = self._begin()
         _require_right(bench, [arm])
         child.progress(arm.name, kernel=bench.kernel.name)
         (build,) = bench.build([arm])
         assert isinstance(build, Build)
         name = self._name(bench, arm)
-        timer.add(name, Pair(bench.kernel, dict.fromkeys(Side, build)))
-        test = SpreadTest(limit, alpha_fail=decide.ALPHA_FAIL / self._tests)
+        pilot = timer.add(name, Pair(bench.kernel, dict.fromkeys(Side, build)))
+        alpha_fail = decide.ALPHA_FAIL / self._tests
+        test = SpreadTest(limit, alpha_fail=alpha_fail, events=self._site is None)
         began = time.perf_counter()
         for seconds in timer.series(name):
             decided = test.update(seconds)
@@ -209,7 +213,7 @@ class Stopwatch:
                 break
         test.end()
         _require_right(bench, [arm], when="after timing")
-        return test
+        return test, pilot
 
     def hold(self) -> Held:
         """Hold the GPU from now on, for what times itself."""

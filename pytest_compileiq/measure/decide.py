@@ -107,7 +107,7 @@ def canary_o0(margin: float = 1.05) -> Rule:
     )
 
 
-def not_slower(tolerance: float = 0.02) -> Rule:
+def not_slower(tolerance: float = 0.05) -> Rule:
     """O3, or a committed ACF against its parent, is not slower by more than ``tolerance``."""
     return Rule(ratio=1 / (1 + tolerance), near=math.log1p(tolerance) / 4, stop_near=True)
 

@@ -1,7 +1,7 @@
 """What the order of a unit's blocks does to their times, known from the units before it.
 
 The last block of a unit is not like the others: of a 6 us kernel in CUDA graphs, four in a row, it
-took 5 % less on an H200, and of a matrix product at the power limit the first took 1 % more. A coin
+took 5 % less on an H200, and of a matrix product at the power limit the first 1.6 % more. A coin
 turns that into noise, ABBA one way and BAAB the other, so it misleads nobody, but it was more than
 half of the noise. What past units show of it can be taken off the next one.
 

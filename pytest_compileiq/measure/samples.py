@@ -20,8 +20,14 @@ from pytest_compileiq.measure.spread import SpreadTest
 from pytest_compileiq.measure.units import Comparison, Health, Plan, Side, Timed, Unit
 from pytest_compileiq.verdict import Reason
 
-#: Units of schema 1 were judged with what the order of their blocks had done to them.
-_SCHEMA, _ORDER_TAKEN_OFF = 1, 2
+#: Units of schema 1 were judged with what the order of their blocks had done to them. Its spreads
+#: are of blocks, of several launches each where a kernel is short, without a look at the clock.
+_SCHEMA, _NOW = 1, 2
+#: The rule of each schema, in words.
+RULES = {
+    _SCHEMA: "before order effects were taken off; spreads of blocks",
+    _NOW: "order effects taken off; spreads of single launches",
+}
 
 
 class RecordError(CiqError):
@@ -47,7 +53,7 @@ def record_units(comparison: Comparison) -> dict[str, object]:
     if comparison.outcome is None:
         raise ValueError(f"{comparison.name} has no outcome yet")
     return {
-        "schema": _ORDER_TAKEN_OFF if comparison.order_effect else _SCHEMA,
+        "schema": _NOW if comparison.order_effect else _SCHEMA,
         "kind": "units",
         "name": comparison.name,
         "seed": comparison.seed,
@@ -79,11 +85,12 @@ def record_spread(test: SpreadTest) -> dict[str, object]:
     if test.outcome is None:
         raise ValueError("the check has no outcome yet")
     return {
-        "schema": _SCHEMA,
+        "schema": _NOW,
         "kind": "spread",
         "limit": test.limit,
         "alpha_pass": test.alpha_pass,
         "alpha_fail": test.alpha_fail,
+        "events": test.events,
         "seconds": [_number_out(one) for one in test.seconds],
         "outcome": test.outcome.numbers(),
     }
@@ -97,10 +104,10 @@ def replay(record: object) -> Replay:
             remedy="give a record that this plugin wrote into its JSON report",
         )
     kinds = {"units": _replay_units, "opaque": _replay_opaque, "spread": _replay_spread}
-    if record.get("schema") not in (_SCHEMA, _ORDER_TAKEN_OFF) or record["kind"] not in kinds:
+    if record.get("schema") not in list(RULES) or record["kind"] not in kinds:
         raise RecordError(
             f"schema {record.get('schema')!r}, kind {record['kind']!r}: this version reads the "
-            f"schemas {_SCHEMA} and {_ORDER_TAKEN_OFF} and the kinds {', '.join(kinds)}",
+            f"schemas {_SCHEMA} and {_NOW} and the kinds {', '.join(kinds)}",
             remedy="use the version of the plugin that wrote the record",
         )
     with _whole():
@@ -137,7 +144,7 @@ def _comparison(record: Mapping[str, Any]) -> Comparison:
         pilot=[_number_in(one) for one in record["pilot"]],
         seed=record["seed"],
         block_seconds=_number_in(record["block_seconds"]),
-        order_effect=record["schema"] == _ORDER_TAKEN_OFF,
+        order_effect=record["schema"] == _NOW,
     )
     for index, stored in enumerate(record["units"]):
         unit = _unit_in(stored)
@@ -164,7 +171,10 @@ def _replay_opaque(record: Mapping[str, Any]) -> dict[str, object]:
 
 def _replay_spread(record: Mapping[str, Any]) -> dict[str, object]:
     test = SpreadTest(
-        record["limit"], alpha_pass=record["alpha_pass"], alpha_fail=record["alpha_fail"]
+        record["limit"],
+        alpha_pass=record["alpha_pass"],
+        alpha_fail=record["alpha_fail"],
+        events=record["events"] if record["schema"] == _NOW else False,
     )
     for one in record["seconds"]:
         test.update(_number_in(one))

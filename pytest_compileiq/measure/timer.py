@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from statistics import fmean, median
@@ -134,14 +134,20 @@ class Timer:
         return Timed(seconds, form.launches, self._now() - began, health)
 
     def series(self, name: str) -> Iterator[float]:
-        """Seconds a launch of the baseline's blocks, one seat, without an end."""
+        """Seconds of single launches of the baseline, one seat, without an end.
+
+        A ``time_block`` gives those of its blocks.
+        """
         pair, pilot = self._pairs[name]
         launch = self._seat(pair, (Side.BASE,))[Side.BASE]
+        # Each launch between events of its own: a mean of several hides how much they differ.
+        form = pilot.form if self._cold else replace(pilot.form, launches=1)
         while True:
             if self._time_block is not None:
                 yield self._time_block(name, Side.BASE, launch)
-            else:
-                yield from self._times(launch, pilot.form, 8)
+                continue
+            for marks in self._read(launch, form, math.ceil(8 / form.launches)):
+                yield from marks
 
     # Seats
 
@@ -181,9 +187,7 @@ class Timer:
         driver.record(end)
 
     def _seconds(self, marks: Sequence[Mark], form: Form) -> float:
-        return fmean(self._driver.seconds(*mark) for mark in marks) / (
-            1 if form.cold else form.launches
-        )
+        return _a_launch([self._driver.seconds(*mark) for mark in marks], form)
 
     def _marks(self, position: int, form: Form) -> list[Mark]:
         first = position * form.marks
@@ -193,22 +197,26 @@ class Timer:
 
     def _times(self, launch: Launch, form: Form, count: int) -> list[float]:
         """Seconds a launch of so many blocks of one build in a row."""
+        return [_a_launch(marks, form) for marks in self._read(launch, form, count)]
+
+    def _read(self, launch: Launch, form: Form, count: int) -> list[list[float]]:
+        """Seconds between the events of each mark of so many blocks of one build in a row."""
         if form.graph:
             marks = self._marks(0, form)
             graph = self._driver.capture(partial(self._block, launch, marks, form), form.operations)
-            return [self._times_once([graph], [marks], form)[0] for _ in range(count)]
+            return [self._read_once([graph], [marks])[0] for _ in range(count)]
         most = max(1, 4 * MOST_COLD_LAUNCHES // form.launches)
-        found: list[float] = []
+        found: list[list[float]] = []
         while len(found) < count:
             many = range(min(most, count - len(found)))
             several = [self._marks(position, form) for position in many]
             blocks = [partial(self._block, launch, marks, form) for marks in several]
-            found += self._times_once(blocks, several, form)
+            found += self._read_once(blocks, several)
         return found
 
-    def _times_once(
-        self, blocks: Sequence[Launch], marks: Sequence[Sequence[Mark]], form: Form
-    ) -> list[float]:
+    def _read_once(
+        self, blocks: Sequence[Launch], marks: Sequence[Sequence[Mark]]
+    ) -> list[list[float]]:
         with self._gated() as gate:
             for block in blocks:
                 block()
@@ -217,8 +225,8 @@ class Timer:
                 f"the GPU waited {GATE_SECONDS:g} s for launches to be enqueued, and they were not",
                 remedy="let launch() only enqueue: no .item(), no synchronize(), no copy to the host",
             )
-        found = [self._seconds(mine, form) for mine in marks]
-        self._was_busy(math.fsum(found) * form.launches)
+        found = [[self._driver.seconds(*mark) for mark in mine] for mine in marks]
+        self._was_busy(math.fsum(map(math.fsum, found)))
         return found
 
     @contextmanager
@@ -277,6 +285,11 @@ class Timer:
 
 class _Gate:
     expired = False
+
+
+def _a_launch(marks: Sequence[float], form: Form) -> float:
+    """Seconds a launch of a block, from the seconds between its events."""
+    return fmean(marks) / (1 if form.cold else form.launches)
 
 
 def _has_seats(pair: Pair) -> bool:

@@ -29,6 +29,7 @@ class Machine:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.sm = 3
         self.sizes: dict[str, list[int]] = {}
+        self.kernel_ns = 50_000
 
     def enqueue(self, run: Callable[[], None], where: Stream) -> None:
         if where.id in self.graphs:
@@ -55,7 +56,7 @@ class Machine:
         elif name == "ciq_step":
             ctypes.c_uint64.from_address(args[0]).value = 32
         else:
-            self.now += 50_000
+            self.now += self.kernel_ns
 
 
 class Stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -150,6 +151,29 @@ def test_a_ptx_kernel_is_loaded_when_it_is_first_launched(
         launch()
     assert len(loaded) == 2
     assert [int(args[0]) for name, _, args, _ in machine.launched if name == "k"] == [7, 7, 8]
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_single_launches_of_a_short_kernel_are_timed_in_graphs(
+    machine: Machine, cold: bool
+) -> None:
+    machine.kernel_ns = 6_000
+    machine.sizes["k"] = []
+    build = Build(launch=Loaded(b"cubin", "k", 1, 32).bind(()))
+    timer = Timer(CudaDriver(), seed=1, cold=cold)
+    pilot = timer.add("k", Pair(Kernel(lambda acf: build), {A: build, B: build}))
+    assert pilot.form.graph
+    assert pilot.form.launches > 1
+    plain, turn = machine.kernel, itertools.cycle([6_000, 6_000, 9_000])
+
+    def uneven(name: str, args: tuple[Any, ...]) -> None:
+        machine.kernel_ns = next(turn) if name == "k" else 6_000
+        plain(name, args)
+
+    machine.kernel = uneven  # type: ignore[method-assign]
+    series = timer.series("k")
+    times = [round(1e9 * next(series)) for _ in range(120)]
+    assert (times.count(6_000), times.count(9_000)) == (80, 40)
 
 
 def arguments(machine: Machine, sizes: list[int], *args: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from pytest_compileiq.marks import CanaryParams
 from pytest_compileiq.measure.decide import Rule, canary_o0, not_slower
 from tests.measure.support import most
 
@@ -48,6 +49,31 @@ def test_power(scene: str, effect: float, launches: float, errors: ModuleType) -
     rows = errors.Pairs(errors.noise.SCENARIOS[scene], effect, rule)(np.random.default_rng(2), RUNS)
     assert all(row["faster" if effect > 0 else "slower"] for row in rows)
     assert np.mean([row["cost"] for row in rows]) <= launches
+
+
+@pytest.mark.parametrize("scene", ["quiet", "noisy"])
+def test_both_canaries_at_their_thresholds(scene: str, errors: ModuleType) -> None:
+    """Where the truth is the margin, or the tolerance, of a mark that gives none."""
+    for rule, passed, failed in (
+        (canary_o0(), "slower", "faster"),
+        (not_slower(), "faster", "slower"),
+    ):
+        work = errors.Pairs(errors.noise.SCENARIOS[scene], 1 / 1.05 - 1, rule)
+        rows = work(np.random.default_rng(5), RUNS)
+        assert sum(row[passed] for row in rows) <= most(RUNS, 0.05)
+        assert sum(row[failed] for row in rows) <= most(RUNS, 0.01)
+
+
+def test_the_table_has_a_row_at_each_threshold_of_the_shipped_marks(errors: ModuleType) -> None:
+    shipped = CanaryParams()
+    assert (canary_o0(), not_slower()) == (canary_o0(shipped.margin), not_slower(shipped.tolerance))
+    cells = list(errors.cells(8))
+    for table, worst in (("canary O0", shipped.margin), ("canary O3", 1 + shipped.tolerance)):
+        found = {
+            cell.scene for cell in cells if (cell.table, cell.case) == (table, f"{worst:g}x slower")
+        }
+        assert found == {"quiet", "ci", "noisy", "placed"}
+    assert sum("H200" in cell.scene for cell in cells) == 2 * (4 * 6 + 4)
 
 
 def test_both_canaries_of_a_healthy_kernel(errors: ModuleType) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 import pytest
@@ -300,6 +300,27 @@ def test_a_site_times_every_block_itself() -> None:
     assert pilot.seconds == (1e-3,) * 16
     assert timer("k", PLAN).seconds == (1e-3, 2e-3, 2e-3, 1e-3)
     assert calls[16:] == [("k", side) for side in PLAN.order]
+
+
+@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize(("seconds", "graph"), [(6e-6, True), (18e-6, True), (70e-6, False)])
+def test_series_times_single_launches(seconds: float, graph: bool, cold: bool) -> None:
+    """Each between events of its own, its cache in the declared state, where blocks hold many."""
+    gpu = SimulatedGpu(jitter=0.1 if graph else 0.0, host_seconds=1e-7)
+    timer, pilot = timer_of(gpu, seconds, seconds, cold=cold)
+    assert pilot.form.launches > 1
+    assert pilot.form.graph is graph
+    captured = len(gpu.captured)
+    gpu.log.clear()
+    series = timer.series("k")
+    times = [next(series) for _ in range(200)]
+    if graph:
+        assert stdev(map(math.log, times)) == pytest.approx(0.1, rel=0.2)
+        assert len(gpu.captured) > captured
+    log = gpu.log[next(k for k, (name, _) in enumerate(gpu.log) if name == "gate") :]
+    for first, last in block_bounds(log):
+        assert [name for name, _ in log[first:last]] == ["event", "cold" if cold else "warm"]
+        assert not cold or log[first - 1][0] == "flush"
 
 
 def test_series_is_the_baseline_alone() -> None:
