@@ -85,6 +85,11 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (WIN, {"problem": "max", "best": "120"}, None, "120 with best.acf"),
         (WIN, {"best": "0"}, None, "0 with best.acf"),
         (WIN, {"baseline": "0", "best": "0"}, "no-win", "wins nothing"),
+        (WIN, {"baseline": "10**400"}, "invalid-score", "an int that no float holds"),
+        (WIN, {"best": "-(10**400)"}, "invalid-score", "an int that no float holds"),
+        (CANARY, {"worst": "10**400"}, "invalid-score", "an int that no float holds"),
+        (CONTRACT, {"baseline": "10**400"}, "invalid-score", "an int that no float holds"),
+        (("ciq_beats_baseline(min_speedup=1.5)",), {"best": "100"}, "no-win", "wins nothing"),
         (WIN, {"baseline": "-100", "best": "-101"}, None, ""),  # a throughput, negated
         (WIN, {"baseline": "-100", "best": "-99"}, "slower", "is worse than the baseline"),
         (
@@ -99,7 +104,7 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (("ciq_beats_baseline(min_speedup=1.26)",), {}, "slower", "wins by 1.25x, less than"),
         (WIN, {"best": "__import__('time').time()"}, "undecided", "change from call to call"),
         (WIN, {"baseline": "__import__('time').time()"}, "undecided", "change from call to call"),
-        (CANARY, {}, None, "damage refused; worst.acf: score 100 -> 200"),
+        (CANARY, {}, None, "damage refused; 100 on the baseline, 200 with worst.acf"),
         (CANARY, {"worst": "104"}, "no-effect", "makes no score worse by 1.05x"),
         (CANARY, {"worst": "105"}, None, ""),
         (CANARY, {"damaged": "100"}, "not-applied", "the score 100"),
