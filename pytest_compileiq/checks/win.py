@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from pytest_compileiq.checks import proof, repetition, timing
 from pytest_compileiq.checks.timing import Claim, Measured, Stopwatch
-from pytest_compileiq.errors import AcfError, ProofError
+from pytest_compileiq.errors import AcfError, CiqError, ProofError
 from pytest_compileiq.marks import WinParams
 from pytest_compileiq.measure import decide
 from pytest_compileiq.subjects.kernel import Arm, Workbench
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain import sidecar as _sidecar
 from pytest_compileiq.toolchain.acf import Acf
-from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
+from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 _SEARCH_OR_DROP = "drop the ACF, or search again for this kernel and this ptxas"
@@ -33,16 +33,14 @@ def judge_kernel(
     """The ACF is taken, arrives, changes the code, fits the kernel; with a GPU: and wins."""
     acf, sidecar = committed.acf, committed.sidecar
     shown = proof.proven(bench, Arm(acf.name, acf), sidecar)
-    ptx = bench.kernel.ptx_sha256(bench.folder)
     if shown.same_code:
-        raise _no_effect(acf, sidecar)
-    arch = bench.kernel.arch()
-    proof.check_sidecar(acf, sidecar, accept=accept, ptx_sha256=ptx, arch=arch)
+        raise _no_effect(acf, proof.mismatch(acf, sidecar, bench))
+    proof.check_sidecar(acf, sidecar, bench, accept=accept)
     numbers: dict[str, object] = {
         "acf": acf.name,
         "acf_sha256": acf.sha256,
         "ptxas": proof.ptxas_of(bench, shown.build),
-        "ptx_sha256": ptx,
+        "ptx_sha256": bench.kernel.ptx_sha256(bench.folder),
         "has_sidecar": sidecar is not None,
         "min_speedup": params.min_speedup,
         "timed": False,
@@ -126,13 +124,16 @@ def told(acf: str, minimum: float, measured: Measured) -> tuple[str, str]:
     )
 
 
-def _no_effect(acf: Acf, sidecar: Sidecar | None) -> ProofError:
-    change = _sidecar.altered(acf, sidecar) if sidecar else None
+def _no_effect(acf: Acf, cause: CiqError | None) -> ProofError:
+    """``cause``: what the sidecar tells, which is more likely to help than any guess."""
+    what = f"{acf.name} reached ptxas and changed nothing: the machine code is the baseline's"
     return ProofError(
-        f"{acf.name} reached ptxas and changed nothing: the machine code is the baseline's"
-        + (f"; {change}" if change else ""),
+        what if cause is None else f"{what}; {cause.what}",
+        looked_at=() if cause is None else cause.looked_at,
         remedy="drop the ACF, or search for one that does something for this kernel; an ACF for "
-        "nvcc's own stage is taken by ptxas, too, and does nothing there",
+        "nvcc's own stage is taken by ptxas, too, and does nothing there"
+        if cause is None
+        else cause.remedy,
         reason=Reason.NO_EFFECT,
     )
 
@@ -187,14 +188,15 @@ def minimum_ratio(
         return float(params.min_speedup)
     sidecar = committed.sidecar
     win = getattr(sidecar, recorded, None)
-    if accept and (win is None or (sidecar and _sidecar.altered(committed.acf, sidecar))):
-        return 1.0
-    if win is None:
+    altered = sidecar is not None and _sidecar.altered(committed.acf, sidecar)
+    if win is not None and win >= 1 and not (accept and altered):
+        return math.sqrt(win)
+    if not accept:
         raise AcfError(
-            f'min_speedup="recorded", but the sidecar of {committed.acf.name} records no '
-            f"{recorded}",
+            f'min_speedup="recorded", but the sidecar of {committed.acf.name} records '
+            + (f"no {recorded}" if win is None else f"a {recorded} of {win:g}, which is no win"),
             looked_at=[str(_sidecar.path_of(committed.acf.source))],
             remedy="run once with --ciq-accept where the win can be measured, or give a number",
             reason=Reason.UNFIT,
         )
-    return math.sqrt(win)
+    return 1.0

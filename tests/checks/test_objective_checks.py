@@ -58,7 +58,21 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
     ("marks", "answers", "reason", "message"),
     [
         (CONTRACT, {}, None, "baseline 100, best.acf 80, damaged ACF is invalid"),
-        (CONTRACT, {"damaged": "1 / 0"}, None, "damaged ACF raises"),
+        (
+            CONTRACT,
+            {"damaged": "1 / 0"},
+            None,
+            "damaged ACF raises (the objective raised ZeroDivisionError: division by zero",
+        ),
+        # All that is seen of an objective that no ACF ever reaches.
+        (
+            ("ciq_objective",),
+            {"damaged": "ptxas_cmd"},
+            None,
+            "raised NameError: name 'ptxas_cmd' is not defined on nonsense.acf (File",
+        ),
+        (("ciq_objective",), {}, None, "no good one was tried, which acf= would name"),
+        (CONTRACT, {"best": "ptxas_cmd"}, "crashed", "NameError"),
         (CONTRACT, {"damaged": "90"}, "not-applied", "which no ptxas takes, the score 90"),
         (
             CONTRACT,
@@ -164,11 +178,20 @@ def test_recorded_asks_for_half_of_the_win(pytester: pytest.Pytester, run_json: 
     """1.21 recorded: 1.10 is asked for, so 91 of 100 fails and 90 passes."""
     write(pytester, *WIN, best="100 / 1.21")
     run_json("--ciq-accept")[0].assert_outcomes(passed=1)
+    recorded = "ciq_beats_baseline(min_speedup='recorded')"
     for best, reason in (("90", None), ("91", "slower")):
-        write(pytester, "ciq_beats_baseline(min_speedup='recorded')", best=best)
+        write(pytester, recorded, best=best)
         _, records = run_json()
         assert records[0]["reason"] == reason
         assert abs(records[0]["numbers"]["min_speedup"] - 1.1) < 1e-9
+    sidecar = pytester.path / "best.acf.json"
+    sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), "score_ratio": 0.9}))
+    write(pytester, recorded, best="90")
+    _, (record,) = run_json()
+    assert record["reason"] == "unfit"
+    assert "records a score_ratio of 0.9, which is no win" in record["message"]
+    run_json("--ciq-accept")[0].assert_outcomes(passed=1)
+    assert json.loads(sidecar.read_text())["score_ratio"] == 100 / 90
 
 
 @pytest.mark.parametrize("spoil", ["altered", "other ptxas"])
