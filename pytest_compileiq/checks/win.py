@@ -125,15 +125,13 @@ def told(acf: str, minimum: float, measured: Measured) -> tuple[str, str]:
 
 
 def _no_effect(acf: Acf, cause: CiqError | None) -> ProofError:
-    """``cause``: what the sidecar tells, which is more likely to help than any guess."""
+    """``cause``: what the sidecar tells of the file or the kernel, and may be why."""
     what = f"{acf.name} reached ptxas and changed nothing: the machine code is the baseline's"
     return ProofError(
         what if cause is None else f"{what}; {cause.what}",
         looked_at=() if cause is None else cause.looked_at,
         remedy="drop the ACF, or search for one that does something for this kernel; an ACF for "
-        "nvcc's own stage is taken by ptxas, too, and does nothing there"
-        if cause is None
-        else cause.remedy,
+        "nvcc's own stage is taken by ptxas, too, and does nothing there",
         reason=Reason.NO_EFFECT,
     )
 

@@ -234,3 +234,13 @@ def test_a_canary_is_not_decided_by_one_noisy_call(
     (record,) = records
     assert (record["status"], record["reason"]) == ("undecided", "undecided")
     assert "change from call to call" in record["message"]
+
+
+def test_three_checks_make_21_calls(pytester: pytest.Pytester, run_json: RunJson) -> None:
+    """As docs/howto/objective.md says: the first call of a configuration serves them all."""
+    write(pytester, "ciq_objective", *CANARY, *WIN)
+    (test,) = pytester.path.glob("test_*.py")
+    count = "def objective(config):\n    open('calls', 'a').write('.')  # each in its own process\n"
+    test.write_text(test.read_text().replace("def objective(config):\n", count))
+    run_json()[0].assert_outcomes(passed=1)
+    assert len((pytester.path / "calls").read_text()) == 21
