@@ -80,7 +80,7 @@ class Judge:
             return self._guarded(check, bench, lambda: self._run_once(check, bench))
         self._read.clear()
         verdict = self._guarded(check, bench, lambda: self._answer(bench, params, asked))
-        if self.settings.accept:
+        if self.settings.accept or not any(one.sidecar for one in self._read):
             return verdict
         return proof.with_other_ptxas(verdict, self._read, self._ptxas_version())
 
@@ -243,8 +243,9 @@ class Judge:
         if o0 is None:
             # That it is missing or unreadable is for the win to say, and for --ciq-retune to mend.
             with contextlib.suppress(AcfError):
-                named = self._named(None, asked)
-                sample = None if named is None else named.acf
+                if (named := self._named(None, asked)) is not None:
+                    sample = named.acf
+                    self._read.remove(named)  # only a damaged copy of it is looked at
         return canary.KnownAcfs(o0, o3, sample)
 
     def _offer(

@@ -246,7 +246,7 @@ def with_other_ptxas(verdict: Verdict, known: Iterable[Committed], session: str 
     here = verdict.numbers.get("ptxas") or session
     notes = [
         f"{acf.name} is of ptxas {sidecar.ptxas}, and this is {here}"
-        for acf, sidecar in dict.fromkeys((one.acf, one.sidecar) for one in known)
+        for acf, sidecar in {one.acf: one.sidecar for one in known}.items()
         if sidecar and sidecar.release and not _sidecar.altered(acf, sidecar)
         if here and sidecar.release != ".".join(str(here).split(".")[:2])
     ]

@@ -76,6 +76,19 @@ def test_another_ptxas_is_the_likely_cause_of_another_fault(
     assert record["message"].endswith(", which may be why")
 
 
+def test_an_acf_of_which_only_a_damaged_copy_is_tried_is_no_cause(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    change(sgemm.path, ptxas="13.4.20")
+    sgemm.makepyfile(
+        f"{HEAD}@pytest.mark.ciq_canary(margin=1e6)\n@pytest.mark.ciq_beats_baseline\n"
+        f"def test(ciq): ciq.check({K})"
+    )
+    _, (canary, _win) = run_json()
+    assert canary["reason"] == "no-effect"
+    assert "13.4" not in canary["message"]
+
+
 def test_a_refusal_names_the_other_ptxas_once(sgemm: pytest.Pytester, run_json: RunJson) -> None:
     change(sgemm.path, ptxas="13.4.20", size_bytes=4, sha256=_sha256(b"none"))
     (sgemm.path / "best.acf").write_bytes(b"none")
