@@ -15,7 +15,7 @@ from pytest_compileiq.toolchain.acf import Acf, nonsense
 from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import acf_refusal
 from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
-from pytest_compileiq.verdict import Reason, Verdict
+from pytest_compileiq.verdict import Reason, Status, Verdict
 
 _REDEFINED = "redefinition for option 'apply-controls'"
 #: What to do about a build of which nothing can be seen without a GPU.
@@ -240,8 +240,8 @@ def mismatch(acf: Acf, sidecar: Sidecar | None, bench: Workbench | None) -> CiqE
 def with_other_ptxas(verdict: Verdict, known: Iterable[Committed], session: str | None) -> Verdict:
     """The verdict, with the releases named where an ACF is of another ptxas than it was judged by.
 
-    It is no fault while the proofs hold, and the likely cause of any other. ``session`` is the
-    version of the run's ptxas, for what gives no cubin.
+    It is no fault while the proofs hold, and the likely cause of any other failure. ``session`` is
+    the version of the run's ptxas, for what gives no cubin.
     """
     here = verdict.numbers.get("ptxas") or session
     notes = [
@@ -252,7 +252,8 @@ def with_other_ptxas(verdict: Verdict, known: Iterable[Committed], session: str 
     ]
     if not notes or verdict.reason is Reason.REJECTED:  # which says it itself
         return verdict
-    doubt = ", which may be why" if verdict.negative else ""
+    failed = verdict.status is Status.FAIL and verdict.reason is not Reason.UNFIT
+    doubt = ", which may be why" if failed else ""
     return replace(verdict, message=f"{verdict.message}; {'; '.join(notes)}{doubt}")
 
 

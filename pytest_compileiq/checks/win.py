@@ -45,8 +45,9 @@ def judge_kernel(
         "min_speedup": params.min_speedup,
         "timed": False,
     }
-    if stopwatch is not None:
+    if stopwatch is not None or (sidecar and sidecar.speedup is not None):
         minimum = minimum_ratio(params, committed, "speedup", accept=accept)
+    if stopwatch is not None:
         return _timed(bench, acf, minimum, shown.same_code, numbers, stopwatch)
     if shown.same_code is None:
         return Verdict(

@@ -76,6 +76,18 @@ def test_another_ptxas_is_the_likely_cause_of_another_fault(
     assert record["message"].endswith(", which may be why")
 
 
+def test_a_recorded_win_below_1_is_refused_without_a_gpu(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """Half of it would ask for 0.949, and an ACF that is 5 % slower would be a win."""
+    call = f"ciq.assert_beats_baseline({K}, 'best.acf', min_speedup='recorded')"
+    assert judged(sgemm, run_json, call)["status"] == "pass"  # 1.7x, not measured here
+    change(sgemm.path, speedup=0.9)
+    record = judged(sgemm, run_json, call)
+    assert record["reason"] == "unfit"
+    assert "best.acf records a speedup of 0.9, which is no win" in record["message"]
+
+
 def test_an_acf_of_which_only_a_damaged_copy_is_tried_is_no_cause(
     sgemm: pytest.Pytester, run_json: RunJson
 ) -> None:
