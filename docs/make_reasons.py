@@ -219,7 +219,7 @@ CASES = (
             from pytest_compileiq import Objective
 
             def milliseconds(config):
-                return 40 + next(CALLS)  # stands for a time
+                return 38 if config else 40 + next(CALLS)  # stands for a time
 
             ciq.check(Objective(milliseconds, contained=False))
         """,

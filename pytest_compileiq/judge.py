@@ -66,6 +66,7 @@ class Judge:
         #: What an isolated test may take. --ciq-retune gives a second half, from the search on.
         self.seconds_in_all = settings.timeout
         self._benches: dict[int, tuple[object, Workbench | ObjectiveBench]] = {}
+        self._read: list[Committed] = []  # the ACFs of the check that is being answered
 
     def answer(
         self,
@@ -77,7 +78,11 @@ class Judge:
         """One check's verdict; an error on the way is a failing verdict with its reason."""
         if self.settings.disable:
             return self._guarded(check, bench, lambda: self._run_once(check, bench))
-        return self._guarded(check, bench, lambda: self._answer(bench, params, asked))
+        self._read.clear()
+        verdict = self._guarded(check, bench, lambda: self._answer(bench, params, asked))
+        if self.settings.accept or not any(one.sidecar for one in self._read):
+            return verdict
+        return proof.with_other_ptxas(verdict, self._read, self._ptxas_version())
 
     def retest(
         self, bench: Workbench | ObjectiveBench, found: Committed, params: _marks.WinParams
@@ -215,7 +220,9 @@ class Judge:
             return None
 
     def committed(self, path: str | Path) -> Committed:
-        return _sidecar.load(self.folder / path)
+        committed = _sidecar.load(self.folder / path)
+        self._read.append(committed)
+        return committed
 
     def _named(self, path: str | Path | None, asked: dict[str, Params]) -> Committed | None:
         """The ACF that a mark names itself, else that of ciq_beats_baseline, else none."""
@@ -236,8 +243,9 @@ class Judge:
         if o0 is None:
             # That it is missing or unreadable is for the win to say, and for --ciq-retune to mend.
             with contextlib.suppress(AcfError):
-                named = self._named(None, asked)
-                sample = None if named is None else named.acf
+                if (named := self._named(None, asked)) is not None:
+                    sample = named.acf
+                    self._read.remove(named)  # only a damaged copy of it is looked at
         return canary.KnownAcfs(o0, o3, sample)
 
     def _offer(
@@ -247,8 +255,11 @@ class Judge:
         if not self.settings.accept or verdict.status is not Status.PASS:
             return
         source = committed.acf.source
-        arch = bench.kernel.arch() if isinstance(bench, Workbench) else None
-        new = _sidecar.describe(committed.acf, arch=arch, numbers=verdict.numbers)
+        arch, numbers = None, dict(verdict.numbers)
+        if isinstance(bench, Workbench):
+            arch = bench.kernel.arch()
+            numbers["ptx_sha256"] = bench.kernel.ptx_sha256(bench.folder)
+        new = _sidecar.describe(committed.acf, arch=arch, numbers=numbers)
         known = self.offers.get(source)
         merged = _sidecar.refreshed(known.sidecar if known else committed.sidecar, new)
         self.offers[source] = Offer(merged, verdict.check, verdict.kernel)

@@ -136,8 +136,8 @@ class StabilityParams:
 class WinParams:
     """``ciq_beats_baseline(acf="best.acf", min_speedup=1.0)``: the ACF still wins.
 
-    ``min_speedup`` is a ratio (1.02: two percent faster), or "recorded": half of the win that
-    the ACF's sidecar records.
+    ``min_speedup`` is a ratio of at least 1 (1.02: two percent faster), or "recorded": half of the
+    win that the ACF's sidecar records.
     """
 
     acf: str | Path = "best.acf"
@@ -149,9 +149,7 @@ class WinParams:
             if self.min_speedup != "recorded":
                 raise ValueError(f'min_speedup is a number or "recorded", not {self.min_speedup!r}')
             return
-        _positive("min_speedup", self.min_speedup)
-        if self.min_speedup == 0:
-            raise ValueError("min_speedup is above 0")
+        _positive("min_speedup", self.min_speedup, minimum=1.0)
 
 
 Params = ObjectiveParams | CanaryParams | ResourcesParams | StabilityParams | WinParams
@@ -180,7 +178,7 @@ def params_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pa
     _, kind = MARKS[name]
     try:
         return kind(*args, **kwargs)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:  # 10**400 is no float
         what = str(error).replace(f"{kind.__name__}.__init__()", name)
         known = [field.name for field in fields(kind)]
         remedy = f"the signature is {name}{signature(kind)}"

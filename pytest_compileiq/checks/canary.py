@@ -77,8 +77,8 @@ def judge_kernel(
         )
     known_arms = [(o0, known.o0)] if o3 is None else [(o0, known.o0), (o3, known.o3)]
     if kernel.code_of(baseline) is None:
-        for arm, _ in known_arms:
-            proof.built_with(bench, arm)
+        for arm, committed in known_arms:
+            _built(bench, arm, committed, accept=accept)
         text = "a damaged ACF is refused"
     else:
         timed = stopwatch is not None
@@ -207,22 +207,31 @@ def _costs(bench: Workbench, build: Build) -> dict[str, int]:
 def _costs_of(
     bench: Workbench, arm: Arm, committed: Committed | None, *, accept: bool
 ) -> dict[str, int]:
-    """The costs of an arm that has to build, and whose ACF has to arrive."""
+    return _costs(bench, _built(bench, arm, committed, accept=accept))
+
+
+def _built(bench: Workbench, arm: Arm, committed: Committed | None, *, accept: bool) -> Build:
+    """The build of an arm, whose ACF has to arrive and to be that of its sidecar."""
     sidecar = committed.sidecar if committed else None
     build = proof.built_with(bench, arm, sidecar)
     if arm.acf is not None:
         proof.arrived(bench, arm, build)
-        proof.check_sidecar(arm.acf, sidecar, accept=accept)
-    return _costs(bench, build)
+        proof.check_sidecar(arm.acf, sidecar, bench, accept=accept)
+    return build
 
 
 def _regression(before: dict[str, int], after: dict[str, int]) -> float:
     """By what factor ``after`` is worse, in the cost that is worsened most.
 
     Either cost alone would miss one: -O0 keeps values in memory by plain loads and stores and
-    may report no spill at all, and an ACF that spills more may make shorter code.
+    may report no spill at all, and an ACF that spills more may make shorter code. Spills of a
+    kernel that had none are set against its code, as 4 bytes are no infinite regression.
     """
-    return max(ratio(after[name], before[name], "min") for name in before if name in after)
+    worse = []
+    for name in before.keys() & after.keys():
+        none = before["code_bytes"] if name == "spill_bytes" and not before[name] else 0
+        worse.append(ratio(after[name] + none, before[name] + none, "min"))
+    return max(worse)
 
 
 def _compared(before: dict[str, int], after: dict[str, int]) -> str:

@@ -6,7 +6,7 @@ search will hand it: the baseline ``{}``, an ACF, and an ACF that no ptxas takes
 
 from __future__ import annotations
 
-from pytest_compileiq.checks.win import readable
+from pytest_compileiq.checks.repetition import listed, readable
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain.acf import nonsense
@@ -21,33 +21,38 @@ def judge_objective(bench: ObjectiveBench, committed: Committed | None) -> Verdi
     numbers: dict[str, object] = {"objectives": bench.objectives}
     baseline = readable(bench.evaluate(None), bench, None, numbers)
     numbers["baseline_scores"] = list(baseline)
-    text = f"baseline {_list(baseline)}"
+    text = f"baseline {listed(baseline)}"
     if acf is not None:
         scores = readable(bench.evaluate(acf), bench, committed, numbers)
         numbers["acf_scores"] = list(scores)
-        text += f", {acf.name} {_list(scores)}"
+        text += f", {acf.name} {listed(scores)}"
     damaged = acf.damaged() if acf is not None else nonsense()
     answer = bench.evaluate(damaged)
     if answer.scores:
         raise CiqError(
             f"the objective gave {damaged.name}, which no ptxas takes, the score "
-            f"{_list(answer.scores)}",
+            f"{listed(answer.scores)}",
             remedy='the ACF is not read, or a failed build is hidden: return "*" when it fails',
             reason=Reason.NOT_APPLIED,
             numbers=numbers,
         )
     if not answer.refused:  # crashed, hung or a bad shape: any of these harms a search
         readable(answer, bench, None, numbers)
-    raised = answer.fault is not None and answer.fault.reason is Reason.CRASHED
+    fault = answer.fault
+    raised = fault is not None and fault.reason is Reason.CRASHED
     numbers["damaged"] = "raised" if raised else "*"
+    # An objective that fails on any ACF raises, too: what it said is there to be read.
+    text += (
+        f", damaged ACF raises ({fault.message})"
+        if raised and fault
+        else ", damaged ACF is invalid"
+    )
+    if acf is None:
+        text += "; no good one was tried, which acf= would name"
     return Verdict(
         check=Check.OBJECTIVE,
         kernel=name,
         status=Status.PASS,
-        message=f"{text}, damaged ACF " + ("raises" if raised else "is invalid"),
+        message=text,
         numbers=numbers,
     )
-
-
-def _list(scores: tuple[float, ...]) -> str:
-    return ", ".join(f"{score:g}" for score in scores)

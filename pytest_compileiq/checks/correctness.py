@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_compileiq.checks.proof import in_one_line
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.gpu import stream
 from pytest_compileiq.isolation import child
@@ -51,7 +52,7 @@ def fault_of(
         raise
     except Exception as error:
         return CiqError(
-            f"{arm.name}: the launch failed {when}: {_first_lines(error)}",
+            f"{arm.name}: the launch failed {when}: {in_one_line(error)}",
             remedy="no ACF is applied here: mend the kernel or its launch"
             if plain
             else "drop this ACF",
@@ -62,7 +63,7 @@ def fault_of(
         if _is_no(answer):
             raise AssertionError(f"check() returned {answer!r}")
     except (Exception, pytest.fail.Exception) as error:
-        return _wrong(arm, when, _first_lines(error), plain=plain)
+        return _wrong(arm, when, in_one_line(error), plain=plain)
     return None
 
 
@@ -85,8 +86,3 @@ def _wrong(arm: Arm, when: str, said: str, *, plain: bool) -> CiqError:
         remedy="drop this ACF; if the difference is rounding, widen the tolerance of check=",
         reason=Reason.WRONG_RESULT,
     )
-
-
-def _first_lines(error: BaseException) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 300 else f"{text[:297]}..."

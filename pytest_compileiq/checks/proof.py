@@ -5,7 +5,8 @@ Each function raises a CiqError with the reason word, or returns what later step
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from pytest_compileiq.errors import AcfError, CiqError, ProofError
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
@@ -13,8 +14,8 @@ from pytest_compileiq.toolchain import sidecar as _sidecar
 from pytest_compileiq.toolchain.acf import Acf, nonsense
 from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import acf_refusal
-from pytest_compileiq.toolchain.sidecar import Sidecar
-from pytest_compileiq.verdict import Reason
+from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
+from pytest_compileiq.verdict import Reason, Status, Verdict
 
 _REDEFINED = "redefinition for option 'apply-controls'"
 #: What to do about a build of which nothing can be seen without a GPU.
@@ -39,7 +40,7 @@ def baseline_build(bench: Workbench) -> Build:
         raise answer
     if isinstance(answer, Exception):
         raise ProofError(
-            f"the baseline does not build: {_one_line(answer)}",
+            f"the baseline does not build: {in_one_line(answer)}",
             remedy="this is not the ACF's doing: mend build(None)",
             reason=Reason.CRASHED,
         ) from answer
@@ -65,7 +66,7 @@ def built_with(bench: Workbench, arm: Arm, sidecar: Sidecar | None = None) -> Bu
     refusal = answer.what if isinstance(answer, AcfError) else acf_refusal(_all_text(answer))
     if arm.acf is None or refusal is None:
         raise ProofError(
-            f"{arm.name}: the baseline builds, but this arm does not: {_one_line(answer)}",
+            f"{arm.name}: the baseline builds, but this arm does not: {in_one_line(answer)}",
             remedy="repeat the build by hand with this ACF; if it fails there too, drop the ACF",
             reason=Reason.CRASHED,
         ) from answer
@@ -196,37 +197,64 @@ def ptxas_of(bench: Workbench, build: Build) -> str | None:
 
 
 def check_sidecar(
-    acf: Acf,
-    sidecar: Sidecar | None,
-    *,
-    accept: bool,
-    ptx_sha256: str | None = None,
-    arch: str | None = None,
+    acf: Acf, sidecar: Sidecar | None, bench: Workbench | None = None, *, accept: bool
 ) -> None:
     """The ACF and the kernel are those that the sidecar describes; skipped under --ciq-accept."""
-    if sidecar is None or accept:
-        return
+    if not accept and (found := mismatch(acf, sidecar, bench)) is not None:
+        raise found
+
+
+def mismatch(acf: Acf, sidecar: Sidecar | None, bench: Workbench | None) -> CiqError | None:
+    """In what the ACF, or the kernel on the bench, differs from what the sidecar describes."""
+    if sidecar is None:
+        return None
+    looked_at = [str(_sidecar.path_of(acf.source))]
     if change := _sidecar.altered(acf, sidecar):
-        raise AcfError(
+        return AcfError(
             f"{change}; ptxas takes it, but nobody has accepted it",
-            looked_at=[str(_sidecar.path_of(acf.source))],
+            looked_at=looked_at,
             remedy="run once with --ciq-accept if the new ACF is meant; else restore the old one",
         )
-    if ptx_sha256 and sidecar.ptx_sha256 and ptx_sha256 != sidecar.ptx_sha256:
-        raise ProofError(
+    if bench is None:
+        return None
+    ptx = bench.kernel.ptx_sha256(bench.folder)
+    if ptx and sidecar.ptx_sha256 and ptx != sidecar.ptx_sha256:
+        return ProofError(
             f"{acf.name} was made for another kernel, or another version of this one: its PTX "
-            f"hashes to {ptx_sha256[:12]}, the sidecar says {sidecar.ptx_sha256[:12]}",
-            looked_at=[str(_sidecar.path_of(acf.source))],
+            f"hashes to {ptx[:12]}, the sidecar says {sidecar.ptx_sha256[:12]}",
+            looked_at=looked_at,
             remedy=f"search again: --ciq-retune; {_KEEP}",
             reason=Reason.KERNEL_CHANGED,
         )
+    arch = bench.kernel.arch()
     if arch and sidecar.arch and arch != sidecar.arch:
-        raise ProofError(
+        return ProofError(
             f"{acf.name} was made for {sidecar.arch}, and this kernel is built for {arch}",
-            looked_at=[str(_sidecar.path_of(acf.source))],
+            looked_at=looked_at,
             remedy=f"search again for {arch}: --ciq-retune; {_KEEP}",
             reason=Reason.KERNEL_CHANGED,
         )
+    return None
+
+
+def with_other_ptxas(verdict: Verdict, known: Iterable[Committed], session: str | None) -> Verdict:
+    """The verdict, with the releases named where an ACF is of another ptxas than it was judged by.
+
+    It is no fault while the proofs hold, and the likely cause of any other failure. ``session`` is
+    the version of the run's ptxas, for what gives no cubin.
+    """
+    here = verdict.numbers.get("ptxas") or session
+    notes = [
+        f"{acf.name} is of ptxas {sidecar.ptxas}, and this is {here}"
+        for acf, sidecar in {one.acf: one.sidecar for one in known}.items()
+        if sidecar and sidecar.release and not _sidecar.altered(acf, sidecar)
+        if here and sidecar.release != ".".join(str(here).split(".")[:2])
+    ]
+    if not notes or verdict.reason is Reason.REJECTED:  # which says it itself
+        return verdict
+    failed = verdict.status is Status.FAIL and verdict.reason is not Reason.UNFIT
+    doubt = ", which may be why" if failed else ""
+    return replace(verdict, message=f"{verdict.message}; {'; '.join(notes)}{doubt}")
 
 
 def refused_by_objective(
@@ -252,6 +280,6 @@ def _all_text(error: BaseException) -> str:
     return "\n".join(parts)
 
 
-def _one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 400 else f"{text[:397]}..."

@@ -35,18 +35,10 @@ def judge_kernel(
                 f"the build gives no cubin, so it is not known whether {acf.name} arrived",
                 remedy="give Build.cubin, or limit the baseline in a test that names no ACF",
             )
-        proof.check_sidecar(acf, committed.sidecar, accept=accept)
+        proof.check_sidecar(acf, committed.sidecar, bench, accept=accept)
         baseline, build, arm = shown.baseline, shown.build, acf.name
-    if (
-        params.limits().get("max_constant_bytes") is not None
-        and bench.kernel.code_of(build) is None
-    ):
-        raise CiqError(
-            f"the build of {in_words(arm)} gives no cubin, and constant memory is read from nothing else",
-            remedy="give Build.cubin, or leave max_constant_bytes= out",
-            reason=Reason.UNFIT,
-        )
-    used = _report(bench, build, arm).as_numbers()
+    constant = params.max_constant_bytes is not None
+    used = _report(bench, build, arm, constant=constant).as_numbers()
     before = _report(bench, baseline, BASELINE.name).as_numbers()
     numbers: dict[str, object] = {
         "arm": arm,
@@ -89,7 +81,10 @@ def judge_kernel(
     )
 
 
-def _report(bench: Workbench, build: Build, arm: str) -> _ptxas.Resources:
+def _report(
+    bench: Workbench, build: Build, arm: str, *, constant: bool = False
+) -> _ptxas.Resources:
+    """``constant``: the bytes of constant memory are limited, so they have to be known."""
     found = bench.kernel.resources_of(build)
     if found is None:
         raise CiqError(
@@ -102,6 +97,12 @@ def _report(bench: Workbench, build: Build, arm: str) -> _ptxas.Resources:
     # ptxas 13.3 no longer prints constant memory, and silence is not zero: the cubin tells.
     if code is not None:
         return replace(found, constant_bytes=code.constant_size(bench.kernel.entry))
+    if constant:
+        raise CiqError(
+            f"the build of {in_words(arm)} gives no cubin, and constant memory is read from nothing else",
+            remedy="give Build.cubin, or leave max_constant_bytes= out",
+            reason=Reason.UNFIT,
+        )
     return found
 
 

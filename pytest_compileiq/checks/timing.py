@@ -165,8 +165,9 @@ class Stopwatch:
         builds = dict(zip(arms, bench.build(arms), strict=True))
         seed = self.new_seed()
         started: list[tuple[Comparison, Pilot, float]] = []
+        names: list[str] = []
         for arm, rule in claims:
-            name = self._name(bench, arm)
+            names.append(name := self._name(bench, arm, beside=names))
             began = time.perf_counter()
             pilot = timer.add(name, _pair(bench, builds, arm))
             seconds = time.perf_counter() - began - pilot.warm_up_seconds
@@ -239,8 +240,11 @@ class Stopwatch:
             )
         return self._timer
 
-    def _name(self, bench: Workbench, arm: Arm) -> str:
-        name = f"{bench.kernel.name}/{arm.name}"
+    def _name(self, bench: Workbench, arm: Arm, *, beside: Sequence[str] = ()) -> str:
+        """What the timer calls a pair; ACFs of one file name are told apart by a number."""
+        name = plain = f"{bench.kernel.name}/{arm.name}"
+        while name in beside:
+            name = f"{plain} ({beside.index(name) + 2})"
         self._names[name] = bench.kernel.name, arm.name
         return name
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 from pytest_compileiq.checks import proof, repetition, timing
 from pytest_compileiq.checks.timing import Claim, Measured, Stopwatch
 from pytest_compileiq.errors import AcfError, CiqError, ProofError
 from pytest_compileiq.marks import WinParams
 from pytest_compileiq.measure import decide
-from pytest_compileiq.measure.opaque import ratio
 from pytest_compileiq.subjects.kernel import Arm, Workbench
-from pytest_compileiq.subjects.objective import Evaluation, ObjectiveBench
+from pytest_compileiq.subjects.objective import ObjectiveBench
 from pytest_compileiq.toolchain import sidecar as _sidecar
 from pytest_compileiq.toolchain.acf import Acf
-from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
+from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
+_SEARCH_OR_DROP = "drop the ACF, or search again for this kernel and this ptxas"
 _SEARCH_OR_LOWER = "search again for this kernel, or lower min_speedup to a number you rely on"
 
 
@@ -33,22 +33,21 @@ def judge_kernel(
     """The ACF is taken, arrives, changes the code, fits the kernel; with a GPU: and wins."""
     acf, sidecar = committed.acf, committed.sidecar
     shown = proof.proven(bench, Arm(acf.name, acf), sidecar)
-    ptx = bench.kernel.ptx_sha256(bench.folder)
     if shown.same_code:
-        raise _no_effect(acf, sidecar)
-    arch = bench.kernel.arch()
-    proof.check_sidecar(acf, sidecar, accept=accept, ptx_sha256=ptx, arch=arch)
+        raise _no_effect(acf, proof.mismatch(acf, sidecar, bench))
+    proof.check_sidecar(acf, sidecar, bench, accept=accept)
     numbers: dict[str, object] = {
         "acf": acf.name,
         "acf_sha256": acf.sha256,
         "ptxas": proof.ptxas_of(bench, shown.build),
-        "ptx_sha256": ptx,
+        "ptx_sha256": bench.kernel.ptx_sha256(bench.folder),
         "has_sidecar": sidecar is not None,
         "min_speedup": params.min_speedup,
         "timed": False,
     }
-    if stopwatch is not None:
+    if stopwatch is not None or (sidecar and sidecar.speedup is not None):
         minimum = minimum_ratio(params, committed, "speedup", accept=accept)
+    if stopwatch is not None:
         return _timed(bench, acf, minimum, shown.same_code, numbers, stopwatch)
     if shown.same_code is None:
         return Verdict(
@@ -111,7 +110,7 @@ def told(acf: str, minimum: float, measured: Measured) -> tuple[str, str]:
         if minimum == 1:
             return (
                 f"{acf}: no measurable difference from the baseline: {measured}",
-                "drop the ACF, or search again",
+                _SEARCH_OR_DROP,
             )
         return (
             f"{acf}: no measurable difference from min_speedup={minimum:g}: {measured}",
@@ -122,15 +121,16 @@ def told(acf: str, minimum: float, measured: Measured) -> tuple[str, str]:
         f"{acf} is slower than the baseline: {measured}{asked}"
         if slow
         else f"{acf} wins less than min_speedup={minimum:g}: {measured}",
-        _SEARCH_OR_LOWER,
+        _SEARCH_OR_DROP if minimum == 1 else _SEARCH_OR_LOWER,
     )
 
 
-def _no_effect(acf: Acf, sidecar: Sidecar | None) -> ProofError:
-    change = _sidecar.altered(acf, sidecar) if sidecar else None
+def _no_effect(acf: Acf, cause: CiqError | None) -> ProofError:
+    """``cause``: what the sidecar tells of the file or the kernel, and may be why."""
+    what = f"{acf.name} reached ptxas and changed nothing: the machine code is the baseline's"
     return ProofError(
-        f"{acf.name} reached ptxas and changed nothing: the machine code is the baseline's"
-        + (f"; {change}" if change else ""),
+        what if cause is None else f"{what}; {cause.what}",
+        looked_at=() if cause is None else cause.looked_at,
         remedy="drop the ACF, or search for one that does something for this kernel; an ACF for "
         "nvcc's own stage is taken by ptxas, too, and does nothing there",
         reason=Reason.NO_EFFECT,
@@ -145,95 +145,30 @@ def judge_objective(
     accept: bool,
     stopwatch: Stopwatch | None = None,
 ) -> Verdict:
-    """Compare deterministic scores exactly, and others by repetition where there is a GPU."""
+    """The scores with the ACF beat the baseline's; see ``checks/repetition.py`` for the calls."""
     acf = committed.acf
-    name = bench.objective.name
     minimum = minimum_ratio(params, committed, "score_ratio", accept=accept)
-    # Two calls of each tell a deterministic score (spill bytes, a model's estimate) from a time.
-    (base, base_again), (tuned, tuned_again) = (
-        [readable(call(config), bench, known) for call in (bench.evaluate, bench.repeat)]
-        for config, known in ((None, None), (acf, committed))
-    )
-    proof.check_sidecar(acf, committed.sidecar, accept=accept)
     numbers: dict[str, object] = {
         "acf": acf.name,
         "acf_sha256": acf.sha256,
-        "baseline_scores": list(base),
-        "acf_scores": list(tuned),
         "min_speedup": minimum,
-        "deterministic": base == base_again and tuned == tuned_again,
     }
-    if not numbers["deterministic"] and stopwatch is not None:
-        rule = decide.win(minimum)
-        first = {None: base, acf: tuned}
-        return repetition.judge(
-            Check.WIN, bench, acf, rule, first, stopwatch, numbers, remedy=_SEARCH_OR_LOWER
-        )
-    if not numbers["deterministic"]:
-        return Verdict(
-            check=Check.WIN,
-            kernel=name,
-            status=Status.UNDECIDED,
-            reason=Reason.UNDECIDED,
-            message=f"the scores change from call to call ({base} then {base_again} on the "
-            f"baseline, {tuned} then {tuned_again} with {acf.name}), so one call proves nothing",
-            remedy="run with --ciq-gpu, where the scores are repeated, or return one that does not "
-            "vary, such as spill bytes or a model's estimate",
-            numbers=numbers,
-        )
-    ratios = [
-        ratio(before, after, bench.objective.problem_type)
-        for before, after in zip(base, tuned, strict=True)
-    ]
+    verdict = repetition.judge(
+        Check.WIN,
+        bench,
+        committed,
+        decide.win(minimum),
+        stopwatch,
+        numbers,
+        remedy=_SEARCH_OR_DROP if minimum == 1 else _SEARCH_OR_LOWER,
+        accept=accept,
+    )
+    if not verdict.numbers["exact"]:
+        return verdict
     # A score that fell to 0 has no finite ratio, and JSON no infinity.
-    finite = [one if math.isfinite(one) else None for one in ratios]
-    numbers["score_ratio"] = min(ratios) if None not in finite else None
-    numbers["score_ratios"] = finite
-    text = f"{_scores(base)} on the baseline, {_scores(tuned)} with {acf.name}"
-    worst = min(ratios)
-    if worst < 1:
-        raise CiqError(
-            f"{acf.name} is worse than the baseline: {text}",
-            remedy="restore the ACF that won, or search again and commit the winner",
-            reason=Reason.SLOWER,
-            numbers=numbers,
-        )
-    if max(ratios) == 1:
-        raise CiqError(
-            f"{acf.name} wins nothing: {text}",
-            remedy="drop the ACF, or search again for this kernel and this ptxas",
-            reason=Reason.NO_WIN,
-            numbers=numbers,
-        )
-    if worst < minimum:
-        raise CiqError(
-            f"{acf.name} wins by {worst:.4g}x, less than min_speedup={minimum:g}: {text}",
-            remedy=_SEARCH_OR_LOWER,
-            reason=Reason.SLOWER,
-            numbers=numbers,
-        )
-    return Verdict(check=Check.WIN, kernel=name, status=Status.PASS, message=text, numbers=numbers)
-
-
-def readable(
-    evaluation: Evaluation,
-    bench: ObjectiveBench,
-    committed: Committed | None,
-    numbers: Mapping[str, object] | None = None,
-) -> tuple[float, ...]:
-    """The scores of a call that has to succeed. Raises CiqError with the call's fault.
-
-    When the sidecar tells why the ACF could not be used, that is the fault.
-    """
-    fault = evaluation.fault
-    if fault is None:
-        return evaluation.scores
-    if committed is not None and evaluation.refused:
-        said = f"the objective: {fault.message}"
-        cause = proof.refused_by_objective(committed.acf, committed.sidecar, said, bench.ptxas)
-        if cause is not None:
-            raise cause
-    raise CiqError(fault.message, remedy=fault.remedy, reason=fault.reason, numbers=numbers)
+    ratios: Any = verdict.numbers["speedups"]
+    recorded = None if None in ratios else min(ratios)
+    return replace(verdict, numbers={**verdict.numbers, "score_ratio": recorded})
 
 
 def minimum_ratio(
@@ -252,18 +187,15 @@ def minimum_ratio(
         return float(params.min_speedup)
     sidecar = committed.sidecar
     win = getattr(sidecar, recorded, None)
-    if accept and (win is None or (sidecar and _sidecar.altered(committed.acf, sidecar))):
-        return 1.0
-    if win is None:
+    altered = sidecar is not None and _sidecar.altered(committed.acf, sidecar)
+    if win is not None and win >= 1 and not (accept and altered):
+        return math.sqrt(win)
+    if not accept:
         raise AcfError(
-            f'min_speedup="recorded", but the sidecar of {committed.acf.name} records no '
-            f"{recorded}",
+            f'min_speedup="recorded", but the sidecar of {committed.acf.name} records '
+            + (f"no {recorded}" if win is None else f"a {recorded} of {win:g}, which is no win"),
             looked_at=[str(_sidecar.path_of(committed.acf.source))],
             remedy="run once with --ciq-accept where the win can be measured, or give a number",
             reason=Reason.UNFIT,
         )
-    return math.sqrt(win)
-
-
-def _scores(scores: tuple[float, ...]) -> str:
-    return f"{scores[0]:g}" if len(scores) == 1 else "(" + ", ".join(f"{s:g}" for s in scores) + ")"
+    return 1.0

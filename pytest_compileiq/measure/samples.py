@@ -74,7 +74,6 @@ def record_opaque(test: OpaqueTest) -> dict[str, object]:
         "seed": test.seed,
         "rules": [_rule_out(rule) for rule in test.given_rules],
         "problem_type": test.problem_type,
-        "deterministic": test.deterministic,
         "pairs": test.pairs,
         "calls": [[side.value, told and list(told)] for side, told in test.calls],
         "outcome": test.outcome.numbers(),
@@ -159,7 +158,6 @@ def _replay_opaque(record: Mapping[str, Any]) -> dict[str, object]:
         [_rule_in(rule) for rule in record["rules"]],
         seed=record["seed"],
         problem_type=record["problem_type"],
-        deterministic=record["deterministic"],
         pairs=record["pairs"],
     )
     for index, (side, told) in enumerate(record["calls"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def evaluate(
     if kind == "invalid":
         fault = Fault(
             Reason.INVALID_SCORE,
-            f"on {arm} the objective returned {payload}, which CompileIQ records as invalid",
+            f"on {arm} the objective returned {payload}",
             "run the configuration by hand: it failed, or its time or result was not finite",
         )
         return Evaluation(fault=fault, refused=True)
@@ -128,7 +129,7 @@ def _call_and_judge(objective: Objective, configuration: Any, objectives: int) -
 def judge(value: Any, objectives: int) -> tuple[str, Any]:
     """What CompileIQ's own ``Score`` says of a returned value.
 
-    ``("scores", [...])``, ``("invalid", text)`` for "*", NaN and infinity, or
+    ``("scores", [...])``, ``("invalid", text)`` for "*", NaN, infinity and beyond, or
     ``("fault", (message, remedy))``.
     """
     from compileiq.utils.validation import Score
@@ -139,7 +140,9 @@ def judge(value: Any, objectives: int) -> tuple[str, Any]:
         return "fault", _name_fault(value, objectives)
     scores = list(score) if isinstance(score, list | tuple) else [score]
     if any(one == INVALID for one in scores):
-        return "invalid", _short(value)
+        return "invalid", f"{_short(value)}, which CompileIQ records as invalid"
+    if any(isinstance(one, int) and abs(one) > sys.float_info.max for one in scores):
+        return "invalid", f"{_short(value)}, an int that no float holds"
     return "scores", [one.item() if hasattr(one, "item") else one for one in scores]
 
 

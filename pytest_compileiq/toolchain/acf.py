@@ -127,13 +127,8 @@ class DebugPack:
 
 
 def open_debug_pack(source: Path) -> DebugPack:
-    """Find O0.acf and O3.acf anywhere inside a folder or a zip file.
-
-    When the pack holds a checksum file (``SHA256SUMS``, ``checksums.txt``, ``*.sha256``) that
-    lists one of the two, that file's content has to match. Raises AcfError.
-    """
+    """Find O0.acf and O3.acf anywhere inside a folder or a zip file. Raises AcfError."""
     files = _read_pack(source)
-    sums = _checksums(files)
     found: dict[str, Acf] = {}
     for wanted in ("o0.acf", "o3.acf"):
         names = sorted(name for name in files if PurePosixPath(name).name.lower() == wanted)
@@ -150,18 +145,10 @@ def open_debug_pack(source: Path) -> DebugPack:
                 f"{names[0]} of the debug pack {source} is empty (0 bytes)",
                 remedy="download the pack again",
             )
-        expected = sums.get(PurePosixPath(names[0]).name)
-        if expected is not None and expected != acf.sha256:
-            raise AcfError(
-                f"{names[0]} of the debug pack {source} does not match its checksum file "
-                f"(is {acf.sha256[:12]}…, listed {expected[:12]}…)",
-                remedy="download the pack again",
-            )
         found[wanted] = acf
     if not found:
         raise AcfError(
             f"the debug pack {source} holds neither O0.acf nor O3.acf",
-            looked_at=[f"{len(files)} files: {', '.join(sorted(files)[:8])}"],
             remedy="unpack the release asset and name its folder, or name the zip itself",
         )
     return DebugPack(source, found.get("o0.acf"), found.get("o3.acf"))
@@ -169,8 +156,7 @@ def open_debug_pack(source: Path) -> DebugPack:
 
 def _read_pack(source: Path) -> dict[str, bytes]:
     def relevant(name: str) -> bool:
-        lowered = "" if name.endswith("/") else PurePosixPath(name).name.lower()
-        return lowered in ("o0.acf", "o3.acf") or _is_checksum_file(lowered)
+        return not name.endswith("/") and PurePosixPath(name).name.lower() in ("o0.acf", "o3.acf")
 
     try:
         if source.is_dir():
@@ -194,22 +180,3 @@ def _read_pack(source: Path) -> dict[str, bytes]:
             f"the debug pack {source} is neither a folder nor a zip file ({error})",
             remedy="give --ciq-debug-pack the folder or the zip of the release asset",
         ) from error
-
-
-def _is_checksum_file(lowered: str) -> bool:
-    return lowered.endswith(".sha256") or lowered in (
-        "sha256sums", "sha256sums.txt", "checksums", "checksums.txt", "checksums.sha256",
-    )  # fmt: skip
-
-
-def _checksums(files: dict[str, bytes]) -> dict[str, str]:
-    """``file name -> sha256`` from lines of the form of sha256sum's output."""
-    sums: dict[str, str] = {}
-    for name, content in files.items():
-        if not _is_checksum_file(PurePosixPath(name).name.lower()):
-            continue
-        for line in content.decode(errors="replace").splitlines():
-            digest, _, listed = line.strip().partition(" ")
-            if len(digest) == 64:
-                sums[PurePosixPath(listed.strip().lstrip("*")).name] = digest.lower()
-    return sums

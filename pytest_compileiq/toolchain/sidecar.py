@@ -107,7 +107,9 @@ def _check_types(found: Sidecar) -> None:
             raise TypeError(f"{name} is a string or null, not {getattr(found, name)!r}")
     for name in ("speedup", "score_ratio"):
         value = getattr(found, name)
-        if value is not None and not 0 < float(value) < math.inf:
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or not 0 < float(value) < math.inf:
             raise ValueError(f"{name} is a ratio above 0, not {value!r}")
 
 
@@ -194,23 +196,27 @@ def _search_space(ptxas: str | None) -> tuple[str | None, str | None]:
     return None, None
 
 
+#: For what an ACF was made: a win elsewhere is no win here.
+_MADE_FOR = ("sha256", "ptx_sha256", "arch", "ptxas")
+#: What stays together: the clock of an older measurement is not that of this one.
+_MEASURED = ("gpu", "driver", "sm_mhz", "speedup", "speedup_interval")
+
+
 def refreshed(old: Sidecar | None, new: Sidecar) -> Sidecar:
     """``new``, with what only ``old`` knows of the very same ACF and kernel carried over.
 
     When nothing but the date would change, it is ``old`` itself: accepting twice is no diff.
     """
-    if old is None or old.sha256 != new.sha256:
-        return new
-    made_for = ("ptx_sha256", "arch", "ptxas")  # a win elsewhere is no win here
-    if any(
+    if old is None or any(
         None not in (before := getattr(old, name), now := getattr(new, name)) and before != now
-        for name in made_for
+        for name in _MADE_FOR
     ):
         return new
     missing = {
         name: value
         for name, value in asdict(old).items()
         if value is not None and getattr(new, name) is None
+        if new.speedup is None or name not in _MEASURED
     }
     merged = replace(new, **missing)
     return old if replace(merged, date=old.date) == old else merged

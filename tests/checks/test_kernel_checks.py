@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pytest_compileiq.checks import canary
+
 from ..conftest import EXAMPLE, TINY, RunJson
 
 HEAD = "import pytest\nfrom pytest_compileiq import PtxKernel, Kernel, Build\n"
@@ -447,3 +449,22 @@ def test_another_architecture_is_named(sgemm: pytest.Pytester, run_json: RunJson
     _, (record,) = run_json()
     assert record["reason"] == "kernel-changed"
     assert "was made for sm_90, and this kernel is built for sm_90a" in record["message"]
+
+
+@pytest.mark.parametrize(
+    ("spills", "code", "worse"),
+    [
+        ((0, 4), (4000, 4000), 1.001),  # and not infinitely, which met any margin
+        ((0, 940), (4000, 2000), 1.235),  # an ACF that spills may make shorter code
+        ((0, 0), (4000, 8000), 2.0),
+        ((940, 1880), (4000, 2000), 2.0),
+        ((940, 0), (4000, 2000), 0.5),
+    ],
+)
+def test_spills_of_a_kernel_that_had_none_are_set_against_its_code(
+    spills: tuple[int, int], code: tuple[int, int], worse: float
+) -> None:
+    before, after = ({"spill_bytes": s, "code_bytes": c} for s, c in zip(spills, code, strict=True))
+    assert canary._regression(before, after) == worse
+    del before["spill_bytes"]  # not reported
+    assert canary._regression(before, after) == code[1] / code[0]

@@ -58,7 +58,21 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
     ("marks", "answers", "reason", "message"),
     [
         (CONTRACT, {}, None, "baseline 100, best.acf 80, damaged ACF is invalid"),
-        (CONTRACT, {"damaged": "1 / 0"}, None, "damaged ACF raises"),
+        (
+            CONTRACT,
+            {"damaged": "1 / 0"},
+            None,
+            "damaged ACF raises (the objective raised ZeroDivisionError: division by zero",
+        ),
+        # All that is seen of an objective that no ACF ever reaches.
+        (
+            ("ciq_objective",),
+            {"damaged": "ptxas_cmd"},
+            None,
+            "raised NameError: name 'ptxas_cmd' is not defined on nonsense.acf (File",
+        ),
+        (("ciq_objective",), {}, None, "no good one was tried, which acf= would name"),
+        (CONTRACT, {"best": "ptxas_cmd"}, "crashed", "NameError"),
         (CONTRACT, {"damaged": "90"}, "not-applied", "which no ptxas takes, the score 90"),
         (
             CONTRACT,
@@ -85,6 +99,11 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (WIN, {"problem": "max", "best": "120"}, None, "120 with best.acf"),
         (WIN, {"best": "0"}, None, "0 with best.acf"),
         (WIN, {"baseline": "0", "best": "0"}, "no-win", "wins nothing"),
+        (WIN, {"baseline": "10**400"}, "invalid-score", "an int that no float holds"),
+        (WIN, {"best": "-(10**400)"}, "invalid-score", "an int that no float holds"),
+        (CANARY, {"worst": "10**400"}, "invalid-score", "an int that no float holds"),
+        (CONTRACT, {"baseline": "10**400"}, "invalid-score", "an int that no float holds"),
+        (("ciq_beats_baseline(min_speedup=1.5)",), {"best": "100"}, "no-win", "wins nothing"),
         (WIN, {"baseline": "-100", "best": "-101"}, None, ""),  # a throughput, negated
         (WIN, {"baseline": "-100", "best": "-99"}, "slower", "is worse than the baseline"),
         (
@@ -99,7 +118,7 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (("ciq_beats_baseline(min_speedup=1.26)",), {}, "slower", "wins by 1.25x, less than"),
         (WIN, {"best": "__import__('time').time()"}, "undecided", "change from call to call"),
         (WIN, {"baseline": "__import__('time').time()"}, "undecided", "change from call to call"),
-        (CANARY, {}, None, "damage refused; worst.acf: score 100 -> 200"),
+        (CANARY, {}, None, "damage refused; 100 on the baseline, 200 with worst.acf"),
         (CANARY, {"worst": "104"}, "no-effect", "makes no score worse by 1.05x"),
         (CANARY, {"worst": "105"}, None, ""),
         (CANARY, {"damaged": "100"}, "not-applied", "the score 100"),
@@ -159,11 +178,20 @@ def test_recorded_asks_for_half_of_the_win(pytester: pytest.Pytester, run_json: 
     """1.21 recorded: 1.10 is asked for, so 91 of 100 fails and 90 passes."""
     write(pytester, *WIN, best="100 / 1.21")
     run_json("--ciq-accept")[0].assert_outcomes(passed=1)
+    recorded = "ciq_beats_baseline(min_speedup='recorded')"
     for best, reason in (("90", None), ("91", "slower")):
-        write(pytester, "ciq_beats_baseline(min_speedup='recorded')", best=best)
+        write(pytester, recorded, best=best)
         _, records = run_json()
         assert records[0]["reason"] == reason
         assert abs(records[0]["numbers"]["min_speedup"] - 1.1) < 1e-9
+    sidecar = pytester.path / "best.acf.json"
+    sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), "score_ratio": 0.9}))
+    write(pytester, recorded, best="90")
+    _, (record,) = run_json()
+    assert record["reason"] == "unfit"
+    assert "records a score_ratio of 0.9, which is no win" in record["message"]
+    run_json("--ciq-accept")[0].assert_outcomes(passed=1)
+    assert json.loads(sidecar.read_text())["score_ratio"] == 100 / 90
 
 
 @pytest.mark.parametrize("spoil", ["altered", "other ptxas"])
@@ -206,3 +234,13 @@ def test_a_canary_is_not_decided_by_one_noisy_call(
     (record,) = records
     assert (record["status"], record["reason"]) == ("undecided", "undecided")
     assert "change from call to call" in record["message"]
+
+
+def test_three_checks_make_21_calls(pytester: pytest.Pytester, run_json: RunJson) -> None:
+    """As docs/howto/objective.md says: the first call of a configuration serves them all."""
+    write(pytester, "ciq_objective", *CANARY, *WIN)
+    (test,) = pytester.path.glob("test_*.py")
+    count = "def objective(config):\n    open('calls', 'a').write('.')  # each in its own process\n"
+    test.write_text(test.read_text().replace("def objective(config):\n", count))
+    run_json()[0].assert_outcomes(passed=1)
+    assert len((pytester.path / "calls").read_text()) == 21

@@ -127,6 +127,23 @@ def test_an_acf_that_ptxas_takes_and_that_changes_nothing(
     assert "not the file that its sidecar describes" in record["message"]
 
 
+def test_no_effect_names_a_kernel_that_has_changed(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """The ACF does nothing for the new kernel, and the sidecar knows that it is a new one."""
+    empty = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry empty()\n{\n ret;\n}\n"
+    (sgemm.path / "sgemm.ptx").write_text(empty)
+    sgemm.makepyfile(
+        "from pytest_compileiq import PtxKernel\n"
+        "def test(ciq): ciq.assert_beats_baseline(PtxKernel('sgemm.ptx', arch='sm_90'))"
+    )
+    _, (record,) = run_json()
+    assert record["reason"] == "no-effect"
+    assert "; best.acf was made for another kernel, or another version" in record["message"]
+    assert "search for one that does something for this kernel" in record["remedy"]
+    assert record["numbers"]["looked_at"] == [str(sgemm.path / "best.acf.json")]
+
+
 def test_an_empty_kernel_leaves_nothing_to_control(
     sgemm: pytest.Pytester, run_json: RunJson
 ) -> None:

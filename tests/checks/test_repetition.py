@@ -17,6 +17,7 @@ from pytest_compileiq.isolation import child
 from pytest_compileiq.measure import decide
 from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
 from pytest_compileiq.toolchain.acf import Acf
+from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Verdict
 
 ACF = Acf(Path("best.acf"), b"acf")
@@ -37,10 +38,16 @@ def judged(function: Callable[[Any], Any], *, timeout: float, contained: bool = 
         in_all=lambda: timeout,
         ptxas=None,
     )
-    first = {None: (1.0,), ACF: (1.0,)}
     rule, watch = decide.win(1.0), cast(Stopwatch, Watch())
     return repetition.judge(
-        Check.WIN, bench, ACF, rule, first, watch, {"acf": ACF.name}, remedy="search again"
+        Check.WIN,
+        bench,
+        Committed(ACF, None),
+        rule,
+        watch,
+        {"acf": ACF.name},
+        remedy="search again",
+        accept=False,
     )
 
 

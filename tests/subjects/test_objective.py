@@ -55,8 +55,10 @@ def test_numbers_of_other_libraries_follow_compileiq(value: Any) -> None:
         (float("nan"), 1),
         (float("inf"), 1),
         (-float("inf"), 1),
+        (10**400, 1),
         (["*", 1.0], 2),
         ([1.0, float("nan")], 2),
+        ([1, -(10**400)], 2),
         ("*", 3),
     ],
 )
