@@ -11,7 +11,7 @@ import pytest
 
 from pytest_compileiq.report.failure import explain
 from pytest_compileiq.report.figures import Figures, figures, labels
-from pytest_compileiq.report.terminal import write_table
+from pytest_compileiq.report.terminal import _width, write_table
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 from . import simulated as sim
@@ -142,6 +142,13 @@ def test_forty_kernels_with_names_of_twenty_columns_take_forty_lines() -> None:
 def test_wide_characters_keep_the_columns() -> None:
     lines = table([sim.record(replace(PASSED, kernel=name)) for name in ("行列", "abcd")])
     assert lines[2].index("win") + 2 == lines[3].index("win")  # two characters on four columns
+
+
+def test_lines_are_as_wide_as_the_terminal_in_columns() -> None:
+    message = "x " + "行列" * 50 + " 行列 end"
+    lines = table([sim.record(replace(SLOWER, kernel="行" * 60, message=message))])
+    assert max(map(_width, lines)) <= 80
+    assert "".join(line.strip() for line in lines).count("行") == 60 + 51
 
 
 def test_quiet_shows_what_is_negative_and_verbose_all_messages() -> None:
