@@ -37,6 +37,10 @@ class NotAReportError(Exception):
     """A file that --ciq-json did not write, or not in this schema."""
 
 
+class OtherJsonError(NotAReportError):
+    """JSON without records: of a folder's files, those of other programs."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command; returns its exit status: 1 when a file could not be used, 2 for none."""
     parser = argparse.ArgumentParser(
@@ -54,13 +58,16 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     entries: list[Entry] = []
     bad = 0
-    for path, strict in _files(given.paths):
+    for path, named in _files(given.paths):
         try:
             entries += read(path)
-        except (OSError, NotAReportError) as error:
-            if strict or not isinstance(error, NotAReportError):
+        except OtherJsonError as error:
+            if named:
                 print(f"history: {path}: {error}", file=sys.stderr)
                 bad = 1
+        except (OSError, NotAReportError) as error:
+            print(f"history: {path}: {error}", file=sys.stderr)
+            bad = 1
     if not entries:
         print(
             "history: no file has a measured speed-up\n"
@@ -99,6 +106,8 @@ def read(path: Path) -> list[Entry]:
     """The speed-ups of one report. Raises OSError and NotAReportError."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(report, dict) or "records" not in report:
+            raise OtherJsonError("it is no report of --ciq-json: it has no records")
         if report["schema"] != SCHEMA:
             raise NotAReportError(f"schema {report['schema']}, and this version reads {SCHEMA}")
         return list(_entries(report))

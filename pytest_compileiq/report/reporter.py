@@ -120,7 +120,9 @@ class Reporter:
                 site.update(answer)
         except Exception as error:
             self._complain("pytest_ciq_machine_info", error)
-        _json.write(self._json_path, found, list(self._gpus.values()), site=site, exit_status=exit_status)
+        _json.write(
+            self._json_path, found, list(self._gpus.values()), site=site, exit_status=exit_status
+        )
 
     def _draw_overview(self, found: list[dict[str, Any]]) -> None:
         assert self._album is not None

@@ -85,7 +85,10 @@ def test_no_live_line_without_a_terminal(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize(
     ("name", "encoding", "shown"),
-    [("ядро-λ", "latin-1", rb"\u044f\u0434\u0440\u043e-\u03bb"), ("two\nlines", "utf-8", b"two lines")],
+    [
+        ("ядро-λ", "latin-1", rb"\u044f\u0434\u0440\u043e-\u03bb"),
+        ("two\nlines", "utf-8", b"two lines"),
+    ],
 )
 def test_a_name_that_the_terminal_cannot_show(
     pytester: pytest.Pytester, name: str, encoding: str, shown: bytes

@@ -179,7 +179,7 @@ def test_history_for_github_action_benchmark(reports: Path, tmp_path: Path) -> N
     [
         ("{", "no report of --ciq-json"),
         ("[]", "no report of --ciq-json"),
-        ('{"schema": 2}', "schema 2, and this version reads 1"),
+        ('{"schema": 2, "records": []}', "schema 2, and this version reads 1"),
         ("[" * 100_000, "no report of --ciq-json"),
         ("\x00", "no report of --ciq-json"),
         ('{"schema": 1}', "no report of --ciq-json"),
@@ -200,6 +200,21 @@ def test_a_named_file_that_is_no_report_is_told(
     assert says in capsys.readouterr().err
     assert history.main([str(bad), str(reports)]) == 1  # the others are shown all the same
     assert "softmax" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[" * 9, '{"schema": 1, "recor', '{"schema": 2, "records": []}']
+)
+def test_a_broken_report_in_a_folder_is_told(
+    reports: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """A run that left half a file must not be one that was never there."""
+    (reports / "broken.json").write_text(text)
+    assert history.main([str(reports)]) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith(f"history: {reports / 'broken.json'}: ")
+    assert len(err.splitlines()) == 1  # package.json beside it is no report, and is not told
+    assert "softmax" in out
 
 
 def test_history_without_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
