@@ -55,6 +55,17 @@ def test_a_line_a_launch_with_units_below_the_header() -> None:
 
 
 @pytest.mark.parametrize(
+    ("unit", "seconds"),
+    [("ns", 41.2e-6), ("nsecond", 41.2e-6), ("us", 0.0412), ("msecond", 41.2), ("second", 41_200),
+     ("nanosecond", None), ("cycle", None), ("", None)],
+)  # fmt: skip
+def test_a_unit_of_time_that_is_unknown_is_no_second(unit: str, seconds: float | None) -> None:
+    launch = ncu_csv.parse(WIDE.replace('"ns"', f'"{unit}"'))[0]
+    assert launch.metrics["duration_seconds"] == (seconds and pytest.approx(seconds))
+    assert launch.metrics["compute_throughput_percent"] == 35.1
+
+
+@pytest.mark.parametrize(
     "text", ["", "no csv\nat all", NO_PERMISSION, '"ID","Kernel Name"\n"x","k"\n']
 )
 def test_no_launch_is_no_error(text: str) -> None:
