@@ -84,17 +84,16 @@ class Reporter:
         option = session.config.option
         if option.collectonly:
             return
-        found = self._records
+        found, ended = self._records, int(session.exitstatus)
         if found:
             self._ask_others(found)
         if self._json_path is not None:
-            self._guarded("--ciq-json", lambda: self._write_json(found, int(session.exitstatus)))
+            self._guarded("--ciq-json", lambda: self._write_json(found, ended))
         if (found or self._gpus) and getattr(option, "xmlpath", None):
             self._guarded("--junitxml", self._settle_junit)
         if self._album is not None:
             self._guarded("--ciq-plots", lambda: self._draw_overview(found))
         if found and (summary := os.environ.get(github.VARIABLE)):
-            ended = int(session.exitstatus)
             self._guarded(
                 github.VARIABLE, lambda: github.append(Path(summary), found, exit_status=ended)
             )
