@@ -91,8 +91,8 @@ class Reporter:
             self._guarded("--ciq-json", lambda: self._write_json(found, ended))
         if (found or self._gpus) and getattr(option, "xmlpath", None):
             self._guarded("--junitxml", self._settle_junit)
-        if self._album is not None:
-            self._guarded("--ciq-plots", lambda: self._draw_overview(found))
+        if (album := self._album) is not None:
+            self._guarded("--ciq-plots", lambda: album.overview(found))
         if found and (summary := os.environ.get(github.VARIABLE)):
             self._guarded(
                 github.VARIABLE, lambda: github.append(Path(summary), found, exit_status=ended)
@@ -122,10 +122,6 @@ class Reporter:
         _json.write(
             self._json_path, found, list(self._gpus.values()), site=site, exit_status=exit_status
         )
-
-    def _draw_overview(self, found: list[dict[str, Any]]) -> None:
-        assert self._album is not None
-        self._album.overview(found)
 
     def _settle_junit(self) -> None:
         if self._config.getini("junit_family") not in ("xunit1", "legacy"):
