@@ -131,7 +131,9 @@ def marks_page() -> str:
     parts.append("\n## The verbs of `ciq`\n\n" + _table(["call", "meaning"], verbs))
     parts.append(
         "\n`ciq.on_gpu` says whether kernels are launched and timed in this run.\n\n"
-        "`ciq.compare` returns a `Comparison`. "
+        "## `ciq.compare`\n\n"
+        + _markdown(pytest_compileiq.CIQ.compare.__doc__ or "")
+        + "\n\nIt returns a `Comparison`. "
         + _markdown(pytest_compileiq.Comparison.__doc__ or "")
         + "\n"
     )

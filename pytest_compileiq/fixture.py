@@ -31,12 +31,12 @@ _NO_TIER = "run with --ciq-gpu=SPEC, or leave this test out (pytest -k, -m) wher
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Baseline and ACF side by side; nothing is raised for what the verdict says.
+    """Baseline and ACF side by side.
 
-    Resources are None when the build reports none. ``same_code`` compares machine code; it is
-    None when the build gives no cubin, and then arrival is not proven either. ``verdict`` is
-    what ``ciq_beats_baseline`` answers. ``speedup`` is a ratio of times with its interval, None
-    in a run without ``--ciq-gpu``.
+    ``verdict`` is what ``ciq_beats_baseline`` answers, and may be negative. Resources are None
+    when the build reports none. ``same_code`` compares machine code; it is None when the build
+    gives no cubin, and then arrival is not proven either. ``speedup`` is a ratio of times with
+    its interval, None in a run without ``--ciq-gpu``.
     """
 
     kernel: str
@@ -214,8 +214,8 @@ class CIQ:
     ) -> Comparison:
         """Build a kernel with and without an ACF, prove arrival, and with a GPU time both.
 
-        Raises CiqError when the ACF is refused, did not arrive, or is not the one that its
-        sidecar describes.
+        Raises CiqError, whose ``reason`` is the word, when a build fails, or the ACF is refused,
+        did not arrive or is not its sidecar's. Leaves no record, and answers no mark.
         """
         params = WinParams(acf, min_speedup)
         bench = self._judging.bench(kernel)

@@ -6,10 +6,11 @@ A block's fence says what it is. Its words after the language:
 * ``LANGUAGE name``: written to that file
 * ``console``: each ``$`` line is run, and has to succeed; ``console fails``: it must not
 * ``text output``: these lines stand, in this order, in what the last command printed; a line may
-  end anywhere, and runs of blanks count as one
+  end anywhere, runs of blanks count as one, and ``...`` leaves lines out. ``text`` is only shown
 * ``python compile`` and ``python hook``: an excerpt that has only to be Python, and an
   implementation of hooks with the arguments that these have
-* ``needs=gpu`` and so on: left out where that is missing, run where it is there
+* ``needs=gpu`` and so on: left out where that is missing, run where it is there. ``docker``,
+  ``hour``, ``network`` and ``tox`` count as missing everywhere: run such a block by hand
 
 Blocks of a page share one folder, with the kernel and the ACFs of examples/ptx, and reports/.
 """
@@ -17,6 +18,7 @@ Blocks of a page share one folder, with the kernel and the ACFs of examples/ptx,
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib.util
 import os
 import re
@@ -36,14 +38,19 @@ from pytest_compileiq import hookspecs, settings
 from pytest_compileiq.toolchain.ptxas import Ptxas
 
 ROOT = Path(__file__).parent.parent
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "reasons.md"),
-]
-NEEDS = {
-    *("docker", "flashinfer", "gpu", "helion", "matplotlib", "network", "nvcc", "search-space"),
-    *("tox", "triton"),
+PAGES = sorted(
+    page
+    for pages in (
+        ROOT.glob("*.md"),
+        (ROOT / "docs").rglob("*.md"),
+        (ROOT / "examples").rglob("*.md"),
+    )
+    for page in pages
+    if page.name != "reasons.md"
+)
+BY_HAND = {"docker", "hour", "network", "tox"}  # tox is what CI itself runs
+NEEDS = BY_HAND | {
+    *("flashinfer", "gpu", "helion", "matplotlib", "nvcc", "search-space", "triton"),
 }
 
 
@@ -60,9 +67,9 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     found = []
     for token in MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8")):
-        if token.type != "fence" or not token.info or token.info.startswith("{"):
+        if token.type != "fence" or token.info.startswith("{"):
             continue
-        language, *words = token.info.split()
+        language, *words = token.info.split() or ["nothing"]
         needs = [word.removeprefix("needs=") for word in words if word.startswith("needs=")]
         names = [word for word in words if "." in word]
         assert token.map is not None
@@ -87,7 +94,7 @@ def missing(need: str, config: pytest.Config) -> bool:
         return shutil.which("nvcc") is None
     if need == "search-space":
         return not os.environ.get("CIQ_SEARCH_SPACES_DIR")
-    if need in ("docker", "network", "tox"):  # tox is what CI itself runs
+    if need in BY_HAND:
         return True
     return importlib.util.find_spec(need) is None
 
@@ -100,8 +107,8 @@ class Reader:
         self.folder.mkdir()
         (folder / "pytest-compileiq").symlink_to(ROOT)
         self.config = config
-        self.output = ""
-        self.ran = 0
+        #: What the last console block printed; None when it was left out.
+        self.output: str | None = ""
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -121,6 +128,7 @@ class Reader:
         if block.needs is not None:
             assert block.needs in NEEDS, f"needs={block.needs} is unknown"
             if missing(block.needs, self.config):
+                self.output = None
                 if block.language == "python":
                     ast.parse(block.text)
                 return
@@ -141,6 +149,7 @@ class Reader:
             gpu = self.config.getoption("ciq_gpu") if block.needs == "gpu" else None
             at = [] if gpu is None else [f"--ciq-gpu={gpu}"]
             self.run(["pytest", "-q", *at, block.name])
+            assert self.output is not None
             assert " passed" in self.output, self.output
 
     def _console(self, block: Block) -> None:
@@ -150,11 +159,13 @@ class Reader:
                 self.run(line[2:], fails="fails" in block.words)
 
     def _text(self, block: Block) -> None:
-        if "output" in block.words:
+        if "output" in block.words and self.output is not None:
             at = 0
             printed = " ".join(self.output.split())
             for line in block.text.splitlines():
                 wanted = " ".join(line.split())
+                if wanted == "...":
+                    continue
                 found = printed.find(wanted, at)
                 assert found >= 0, f"{wanted!r} is not in, or not in this order:\n{self.output}"
                 at = found + len(wanted)
@@ -176,8 +187,7 @@ class Reader:
             text=True,
             timeout=300,
         )
-        self.ran += 1
-        self.output += done.stdout
+        self.output = (self.output or "") + done.stdout
         assert (done.returncode != 0) == fails, f"{command}: {done.returncode}\n{done.stdout}"
 
 
@@ -218,8 +228,11 @@ def test_a_block_that_lies_is_found(
     def read(language: str, text: str, *words: str, name: str | None = None) -> None:
         reader.read(Block(1, language, frozenset(words), name, None, text))
 
+    unnamed = tmp_path / "unnamed.md"
+    unnamed.write_text("```\nfence\n```\n")
     read("console", "$ echo one two\n$ echo three\n")
     read("text", "one\nthree\n", "output")
+    read("text", "one\n...\nthree\n", "output")
     with pytest.raises(AssertionError, match="not in this order"):
         read("text", "three\none\n", "output")
     with pytest.raises(AssertionError, match="false: 1"):
@@ -230,10 +243,32 @@ def test_a_block_that_lies_is_found(
         read("python", "def test_x(): assert 0\n", name="test_x.py")
     with pytest.raises(AssertionError, match="skipped"):
         read("python", "import pytest\ndef test_x(): pytest.skip()\n", name="test_x.py")
+    with pytest.raises(AssertionError, match="to be done with nothing"):
+        reader.read(next(iter(blocks_of(unnamed))))
     with pytest.raises(AssertionError, match="file's name"):
         read("python", "x = 1\n")
     with pytest.raises(AssertionError):
         read("python", "def pytest_ciq_record(config, recrod): ...\n", "hook")
+
+
+def test_the_readme_shows_what_the_demo_prints(
+    tmp_path: Path, pytestconfig: pytest.Config, ptxas: Ptxas
+) -> None:
+    (shown,) = [block for block in blocks_of(ROOT / "README.md") if "output" in block.words]
+    reader = Reader(tmp_path, pytestconfig, ptxas)
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    reader.run(
+        tox["testenv:demo"]["commands"].format(posargs="").replace("examples", f"{ROOT}/examples")
+    )
+    reader.read(shown)
+
+
+def test_pages_name_options_that_exist() -> None:
+    known = {option.flag for option in settings.OPTIONS}
+    for page in PAGES:
+        named = set(re.findall(r"--ciq-[a-z0-9-]+", page.read_text(encoding="utf-8")))
+        assert named <= known, page
 
 
 @pytest.mark.parametrize("name", make_reference.PAGES)

@@ -114,3 +114,17 @@ def test_tox_tries_the_oldest_releases_that_are_allowed() -> None:
     pins = [line for line in tox["testenv:lowest"]["deps"].split() if "==" in line]
     pinned = dict(re.fullmatch(r"(.+)==([\d.]+?)(?:\.\*)?", line).groups() for line in pins)  # type: ignore[union-attr]
     assert {name: pinned.get(name) for name in allowed} == allowed
+
+
+def test_the_gpu_workflow_installs_what_the_tests_import() -> None:
+    """Its list is that of ``tox -e py``, in which every CI run shows that nothing is missing."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    gpu = tox["testenv:gpu"]
+    assert gpu["deps"].split()[0] == "{[testenv]deps}"
+    assert not {"extras", "dependency_groups", "skip_install"} & set(gpu), "those of [testenv]"
+    pinned = [line for line in gpu["deps"].split()[1:] if "==" in line]
+    assert sorted(line.partition("==")[0] for line in pinned) == ["helion", "torch", "triton"]
+    workflow = (ROOT / ".github" / "workflows" / "gpu.yml").read_text()
+    assert re.findall(r"pip install (.*)", workflow) == ["'tox>=4.20'"]
+    assert re.findall(r"tox (-.*)", workflow) == ["-e gpu --notest", "-e gpu"]

@@ -25,17 +25,17 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 DEMO = HERE / "demo"
 
-#: File name -> (columns, what is on it, arguments of pytest).
+#: File name -> (columns, which tests of the demo, arguments of pytest).
 SHOTS: dict[str, tuple[int, str, list[str]]] = {
     "terminal-80": (80, "few", ["--tb=short"]),
-    "terminal-160": (160, "few", ["--tb=short"]),
+    "terminal-160": (160, "few", ["--tb=short", "-rN"]),
     "terminal-80-plain": (80, "few", ["--tb=short", "--color=no"]),
-    "terminal-quiet": (80, "few", ["-q", "--tb=line"]),
+    "terminal-quiet": (80, "few", ["-q", "--tb=short"]),
     "terminal-verbose": (80, "few", ["-v", "--tb=no"]),
     "terminal-rA": (80, "one", ["-rA"]),
     "terminal-xdist": (80, "few", ["-n2", "--tb=no"]),
     "terminal-forty": (80, "forty", ["--tb=no"]),
-    "terminal-forty-160": (160, "forty", ["--tb=no"]),
+    "terminal-forty-160": (160, "forty", ["--tb=no", "-rN"]),
 }
 
 _BACKGROUND, _FOREGROUND = "#1c1c1c", "#d0d0d0"
@@ -69,8 +69,8 @@ def run(command: list[str], columns: int, env: dict[str, str]) -> bytes:
 
 
 def draw(written: bytes, columns: int, path: Path, *, size: int = 14) -> None:
-    """Draw what a terminal would show of it, all lines that ever were."""
-    screen = pyte.Screen(columns, written.count(b"\n") + 2)
+    """Draw what a terminal would show of it, all lines that ever were, wrapped ones included."""
+    screen = pyte.Screen(columns, written.count(b"\n") + len(written) // columns + 2)
     pyte.ByteStream(screen).feed(written)
     rows = [row for row, text in enumerate(screen.display) if text.strip()]
     name = font_manager.findfont("DejaVu Sans Mono")
@@ -89,12 +89,12 @@ def draw(written: bytes, columns: int, path: Path, *, size: int = 14) -> None:
 
 
 def shoot(name: str) -> Path:
-    columns, demo, arguments = SHOTS[name]
-    env = {**os.environ, "DEMO": demo, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+    columns, tests, arguments = SHOTS[name]
+    env = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
     for variable in ("NO_COLOR", "COLUMNS", "CI", "GITHUB_STEP_SUMMARY"):
         env.pop(variable, None)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml")]
-    command += ["--rootdir", str(DEMO), "-p", "no:cacheprovider", "-o", "addopts="]
+    command += ["--no-header", "-p", "no:cacheprovider", "-o", "addopts=", "-k", f"test_{tests}"]
     written = run([*command, *arguments, str(DEMO)], columns, env)
     path = HERE / f"{name}.png"
     draw(written, columns, path)

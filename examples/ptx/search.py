@@ -53,7 +53,6 @@ def main() -> None:
     parser.add_argument("--goal", choices=("best", "worst"), required=True)
     parser.add_argument("--generations", type=int, default=12)
     parser.add_argument("--pool-size", type=int, default=48)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=1.0, help="seconds for one run of ptxas")
     parser.add_argument("--ptxas", default=os.environ.get("TRITON_PTXAS_PATH", "ptxas"))
     parser.add_argument("--ptx", type=Path, default=HERE / "sgemm.ptx")
@@ -75,7 +74,6 @@ def main() -> None:
             pool_size=args.pool_size,
             problem_type="min" if args.goal == "best" else "max",
             workers=len(os.sched_getaffinity(0)),
-            seed=args.seed,
             disable_progress_bar=False,
         )
         best = search.start().get_best_result()

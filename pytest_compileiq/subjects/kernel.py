@@ -180,6 +180,12 @@ class Kernel:
         return next(iter(found.values()), None)
 
 
+def loaded_when_used(load: Callable[[], Launch]) -> Launch:
+    """The launch that ``load`` gives, asked for at the first call: a build may want no GPU."""
+    loaded = functools.cache(load)
+    return lambda: loaded()()
+
+
 class Workbench:
     """A kernel on the bench of one test: every arm is built once, whoever asks."""
 

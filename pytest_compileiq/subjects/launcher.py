@@ -52,10 +52,6 @@ class Loaded:
             ) from error
         self.entry = entry
 
-    def launch(self, args: Sequence[Any]) -> None:
-        """Enqueue one launch on the current stream, as ``bind(args)()``."""
-        self.bind(args)()
-
     def bind(self, args: Sequence[Any]) -> Launch:
         """A launch with these arguments, which keeps their arrays alive.
 

@@ -6,11 +6,12 @@ take an ACF (13.0 is), has no part. PTX of an older release is accepted by a new
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_compileiq.errors import CiqError, ToolchainError
 from pytest_compileiq.files import beside
@@ -30,11 +31,13 @@ _BEHIND = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
 class NvccKernel(PtxKernel):
     """CUDA C++ from a file (relative to the test file) or as text, compiled for ``arch``.
 
-    ``flags`` are nvcc's (``-O3``, ``-I``, ``-D``, ``--use_fast_math``); ``nvcc`` is the program,
-    looked up on PATH. Flags in NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS are kept out, as they may
-    hold an ACF. ``entry`` is needed when the source has several kernels, mangled unless
-    ``extern "C"``. Everything else is as for :class:`PtxKernel`.
+    ``flags`` are nvcc's (``-O3``, ``-I``, ``-D``, ``--use_fast_math``), with paths relative to the
+    test file, too; ``nvcc`` is the program, looked up on PATH. Flags in NVCC_APPEND_FLAGS and
+    NVCC_PREPEND_FLAGS are kept out, as they may hold an ACF. ``entry`` is needed when the source has
+    several kernels, mangled unless ``extern "C"``. Everything else is as for :class:`PtxKernel`.
     """
+
+    _nameless: ClassVar[str] = "nvcc"
 
     def __init__(
         self,
@@ -52,8 +55,6 @@ class NvccKernel(PtxKernel):
         check: Callable[[], object] | None = None,
         outputs: Sequence[Any] = (),
     ) -> None:
-        is_text = isinstance(source, str) and "\n" in source
-        self._source = source
         self._flags = tuple(flags)
         self._nvcc = nvcc
         self._made: dict[Path, str] = {}
@@ -61,7 +62,7 @@ class NvccKernel(PtxKernel):
             source,
             arch=arch,
             entry=entry,
-            name=name or (None if is_text else Path(source).stem) or entry or "nvcc",
+            name=name,
             grid=grid,
             block=block,
             args=args,
@@ -89,34 +90,36 @@ class NvccKernel(PtxKernel):
         with tempfile.TemporaryDirectory(prefix="ciq-nvcc-") as scratch:
             source = self._written(folder, Path(scratch))
             ptx = Path(scratch) / "kernel.ptx"
-            argv = [program, "-ptx", f"-arch={self._arch}", f"-I{folder}", *self._flags]
+            # In this folder and without its path, which assert() would write into the PTX.
+            argv = [os.path.abspath(program), "-ptx", f"-arch={self._arch}", "-I.", *self._flags]
             with applied(dict.fromkeys(_BEHIND)):
-                finished = process.run([*argv, source, "-o", ptx], timeout=_TIMEOUT)
+                finished = process.run([*argv, source, "-o", ptx], timeout=_TIMEOUT, cwd=folder)
+            looked_at = [f"cd {folder}", " ".join(finished.argv)]
             if finished.returncode is None:
                 raise ToolchainError(
                     f"{self.name}: nvcc hung and was killed after {_TIMEOUT:g} s",
-                    looked_at=[" ".join(finished.argv)],
+                    looked_at=looked_at,
                     reason=Reason.HUNG,
                 )
             if finished.returncode != 0 or not ptx.exists():
                 said = [line for line in finished.output.splitlines() if line.strip()]
                 raise CiqError(
-                    f"{self.name}: nvcc could not compile {source.name} for {self._arch}: "
+                    f"{self.name}: nvcc could not compile {Path(source).name} for {self._arch}: "
                     f"{' / '.join(said[:6])[:600] or 'it printed nothing'}",
-                    looked_at=[" ".join(finished.argv)],
+                    looked_at=looked_at,
                     remedy="mend the source or flags=: no ACF has come to it yet",
                     reason=Reason.CRASHED,
                 )
             # Names of files in it may be of any encoding.
             return ptx.read_text(encoding="utf-8", errors="replace")
 
-    def _written(self, folder: Path, scratch: Path) -> Path:
-        """The path of the source: the user's file, or a copy of the text."""
-        if isinstance(self._source, str) and "\n" in self._source:
+    def _written(self, folder: Path, scratch: Path) -> str:
+        """The source as nvcc gets it: the user's file, seen from ``folder``, or the text's copy."""
+        if self._path is None:
             path = scratch / "kernel.cu"
-            path.write_text(self._source, encoding="utf-8")
-            return path
-        path = folder / self._source
+            path.write_text(f'#line 1 "{path.name}"\n{self._text}', encoding="utf-8")
+            return str(path)
+        path = folder / self._path
         if not path.is_file():
             raise CiqError(
                 f"the CUDA source {path} does not exist",
@@ -124,4 +127,4 @@ class NvccKernel(PtxKernel):
                 remedy="the path of a source is relative to the test file: correct it, or commit the "
                 "file",
             )
-        return path
+        return os.path.relpath(path.parent.resolve() / path.name, folder.resolve())

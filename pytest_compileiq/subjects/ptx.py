@@ -9,43 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_compileiq.errors import CiqError, SettingsError, ToolchainError
 from pytest_compileiq.files import beside, read_plain
-from pytest_compileiq.subjects.kernel import Arm, Build, Kernel, Launch
+from pytest_compileiq.subjects.kernel import Arm, Build, Kernel, Launch, loaded_when_used
 from pytest_compileiq.toolchain import ptx as _ptx
 from pytest_compileiq.toolchain.assembler import Assembler, Job
 from pytest_compileiq.toolchain.ptxas import Assembled
 
 if TYPE_CHECKING:
-    from pytest_compileiq.subjects.launcher import Dimensions, Loaded
-
-
-class _Launches:
-    """One cubin's launches: on the user's own arrays, and on copies of them."""
-
-    def __init__(
-        self,
-        cubin: bytes,
-        entry: str,
-        grid: Dimensions,
-        block: Dimensions,
-        shared_bytes: int,
-        args: tuple[Any, ...],
-    ) -> None:
-        self._what = (cubin, entry, grid, block, shared_bytes)
-        self._args = args
-        self._own: Loaded | None = None
-
-    def launch(self) -> None:
-        if self._own is None:  # not before: without a GPU a kernel is only built
-            self._own = self._loaded()
-        self._own.launch(self._args)
-
-    def load(self, args: Sequence[Any]) -> Launch:
-        return self._loaded().bind(args)
-
-    def _loaded(self) -> Loaded:
-        from pytest_compileiq.subjects.launcher import Loaded
-
-        return Loaded(*self._what)
+    from pytest_compileiq.subjects.launcher import Dimensions
 
 
 class PtxKernel(Kernel):
@@ -61,6 +31,7 @@ class PtxKernel(Kernel):
     """
 
     takes_flags: ClassVar[bool] = True
+    _nameless: ClassVar[str] = "ptx"
 
     def __init__(
         self,
@@ -87,7 +58,7 @@ class PtxKernel(Kernel):
         self._text = str(source) if is_text else None
         self._path = None if is_text else Path(source)
         self._arch = arch
-        stem = entry or "ptx" if self._path is None else self._path.stem
+        stem = entry or self._nameless if self._path is None else self._path.stem
         super().__init__(
             self._build_alone,
             name=name or stem,
@@ -176,10 +147,15 @@ class PtxKernel(Kernel):
         if self._grid is None or self._block is None:
             return Build(answer.cubin, answer.log)
         assert self.entry is not None
-        launches = _Launches(
-            answer.cubin, self.entry, self._grid, self._block, self._shared_bytes, self._args
-        )
-        return Build(answer.cubin, answer.log, launches.launch, launches.load)
+        what = (answer.cubin, self.entry, self._grid, self._block, self._shared_bytes)
+
+        def load(args: Sequence[Any]) -> Launch:
+            from pytest_compileiq.subjects.launcher import Loaded
+
+            return Loaded(*what).bind(args)
+
+        launch = loaded_when_used(lambda: load(self._args))
+        return Build(answer.cubin, answer.log, launch, load)
 
     def _copy(self, random: Random) -> Any:
         from pytest_compileiq.subjects import placing

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from pytest_compileiq.errors import CiqError, SettingsError
 from pytest_compileiq.subjects import triton_call
-from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Kernel, Launch
-from pytest_compileiq.subjects.triton_call import Call, Compiled, Grid
+from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Kernel, loaded_when_used
+from pytest_compileiq.subjects.triton_call import Call, Grid
 from pytest_compileiq.toolchain import caches
 from pytest_compileiq.toolchain import ptx as _ptx
 from pytest_compileiq.toolchain.assembler import Assembler
@@ -102,7 +102,8 @@ class TritonKernel(Kernel):
         self.entry = made.entry
         if not on_gpu:
             return Build(made.cubin, made.log)
-        return Build(made.cubin, made.log, *_on_the_gpu(made, call))
+        launch = loaded_when_used(lambda: made.load(call, call.values))
+        return Build(made.cubin, made.log, launch, functools.partial(made.load, call))
 
     def _call(self, acf: Path | None) -> tuple[Call, list[str]]:
         """What is compiled, and with which words for ptxas."""
@@ -194,18 +195,6 @@ def _name_of(fn: Any) -> str:
     while not hasattr(fn, "__name__") and hasattr(fn, "fn"):
         fn = fn.fn
     return str(getattr(fn, "__name__", type(fn).__name__))
-
-
-def _on_the_gpu(made: Compiled, call: Call) -> tuple[Launch, Callable[[Any], Launch]]:
-    """``launch`` on the kernel's own arguments, loaded when first used, and ``load``."""
-    first: list[Launch] = []
-
-    def launch() -> None:
-        if not first:
-            first.append(made.load(call, call.values))
-        first[0]()
-
-    return launch, functools.partial(made.load, call)
 
 
 def _stand_in(value: Any, kernel: str) -> Any:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pytest_compileiq.errors import CiqError
 
 _TKINFO = ".note.nv.tkinfo"
+#: The sections that are read: a ``.nv.global`` of gigabytes is one number in the file.
+_READ = (".text", ".nv.constant", _TKINFO)
 _CONTROLS = ("--apply-controls", "-apply-controls")
 
 
@@ -33,7 +35,6 @@ class Cubin:
     text: Mapping[str, str]
     code_bytes: Mapping[str, int]
     constants: Mapping[str, int]
-    tool: str | None
     tool_version: str | None
     command_line: str | None
 
@@ -79,44 +80,52 @@ class Cubin:
 
 
 def read(data: bytes) -> Cubin:
-    """Parse a cubin. Raises CiqError when ``data`` is not an ELF file or holds no code."""
+    """Parse a cubin. Raises CiqError when ``data`` is no ELF file of CUDA's or holds no code."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
     try:
         elf = ELFFile(io.BytesIO(data))
-        sections = {section.name: section.data() for section in elf.iter_sections()}
+        machine = elf["e_machine"]
+        sections = {
+            section.name: section.data() if section.name.startswith(_READ) else b""
+            for section in elf.iter_sections()
+        }
     except (ELFError, ValueError, OverflowError, MemoryError, struct.error) as error:
         raise CiqError(
             f"the build's cubin is not an ELF file ({error}; {len(data)} bytes, "
             f"first bytes {data[:8]!r})",
             remedy="let Build.cubin be the bytes of the .cubin that ptxas wrote",
         ) from error
+    if machine != "EM_CUDA":
+        raise CiqError(
+            f"the build's cubin is an ELF file for another machine, {machine}, not for a GPU",
+            remedy="let Build.cubin be the cubin of the kernel, not a host object file",
+        )
     code = {name: body for name, body in sections.items() if name.startswith(".text")}
     if not any(code.values()):
         raise CiqError(
             f"the build's cubin holds no code; its sections are {', '.join(filter(None, sections))}",
-            remedy="let Build.cubin be the cubin of the kernel, not a host object file",
+            remedy="let Build.cubin be the cubin that holds the kernel",
         )
-    tool, version, command_line = _tool_note(sections.get(_TKINFO, b""))
+    version, command_line = _tool_note(sections.get(_TKINFO, b""))
     return Cubin(
         text={name: hashlib.sha256(body).hexdigest() for name, body in code.items()},
         code_bytes={name: len(body) for name, body in code.items()},
         constants={n: len(body) for n, body in sections.items() if n.startswith(".nv.constant")},
-        tool=tool,
         tool_version=version,
         command_line=command_line,
     )
 
 
-def _tool_note(section: bytes) -> tuple[str | None, str | None, str | None]:
-    """Tool name, version text and command line of the last ptxas note in ``section``.
+def _tool_note(section: bytes) -> tuple[str | None, str | None]:
+    """Version text and command line of the last ptxas note in ``section``, or of the first note.
 
     An ELF note (name size, description size, type; name and description padded to four
     bytes) whose description is: two words, then four offsets into the string table behind
     them (tool, version, build, command line), all little-endian.
     """
-    found: tuple[str | None, str | None, str | None] = (None, None, None)
+    tool = version = command_line = None
     position = 0
     while position + 12 <= len(section):
         name_size, size, _ = struct.unpack_from("<III", section, position)
@@ -128,9 +137,9 @@ def _tool_note(section: bytes) -> tuple[str | None, str | None, str | None]:
         offsets = struct.unpack_from("<4I", description, 8)
         strings = description[24:]
         words = [_string(strings, offset) for offset in offsets]
-        if words[0] == "ptxas" or found[0] is None:
-            found = (words[0], words[1], words[3].strip())
-    return found
+        if words[0] == "ptxas" or tool is None:
+            tool, version, command_line = words[0], words[1], words[3].strip()
+    return version, command_line
 
 
 def _string(table: bytes, offset: int) -> str:

@@ -35,11 +35,16 @@ class Finished:
 
 
 def run(
-    argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | None = None
+    argv: Sequence[str | Path],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Finished:
     """Run ``argv`` for at most ``timeout`` seconds; a hung tool dies with its process group.
 
-    ``env`` is its whole environment; None gives it this process's. Raises OSError when the program cannot be started at all.
+    ``env`` is its whole environment and ``cwd`` its folder; None gives it this process's. Raises
+    OSError when the program cannot be started at all.
     """
     words = tuple(str(word) for word in argv)
     # A file, not a pipe: what a wrapper left running would hold a pipe open, and keep us waiting.
@@ -47,6 +52,7 @@ def run(
         process = subprocess.Popen(
             words,
             env=env,
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

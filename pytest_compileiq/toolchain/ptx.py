@@ -11,10 +11,22 @@ _TARGET = re.compile(r"(?<![\w$.%])\.target\s+(\w+)")
 # Strings first: the path in a .file may hold what looks like a comment.
 _COMMENT = re.compile(r'("[^"\n]*")|/\*.*?(?:\*/|\Z)|//[^\n]*', re.DOTALL)
 _STRING = re.compile(r'"[^"\n]*"')
-# Lines that name source files and line numbers. They move when an unrelated line of the source
-# moves, or when the checkout lies in another folder, and change no code.
-_DEBUG = re.compile(r"^\.(?:loc|file)\b")
-_DEBUG_SECTION = re.compile(r"^[ \t]*\.section\s+\.debug\w*\s*\{[^{}]*^[ \t]*\}", re.MULTILINE)
+# What names source files and line numbers. It moves when an unrelated line of the source moves, or
+# when the checkout lies in another folder, and changes no code. A directive ends without a sign, so
+# an instruction may stand behind it.
+_DEBUG = re.compile(
+    r"""(?<![\w$.%])(?:
+        \.section\s+\.debug\w*\s*\{[^{}]*\}
+        | \.file\s+\d+\s+"[^"\n]*"(?:\s*,\s*\d+\s*,\s*\d+)?
+        | \.loc(?:\s+\d+){3}
+          (?:\s*,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at(?:\s+\d+){3})?
+    )""",
+    re.VERBOSE,
+)
+_LABEL = re.compile(r"[\w$]+:")
+_NAME = re.compile(r"(?<![\w$.%])[A-Za-z_$][\w$]*")
+# nvcc's names for what is internal to one file hold a hash of the path of that file.
+_ID_OF_PATH = re.compile(r"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(?=_)")
 
 
 def entries(text: str) -> list[str]:
@@ -37,11 +49,16 @@ def _uncommented(text: str) -> str:
 
 
 def normalised_sha256(text: str) -> str:
-    """SHA-256 of the PTX without comments, debug lines and white space at line ends.
+    """SHA-256 of the PTX without comments, debug information and white space at line ends.
 
-    Two compilations of one kernel from two folders hash alike; a changed instruction does not.
+    Two compilations of one kernel from two folders hash alike, with line information and without
+    it; a changed instruction does not. Labels that only debug information names are a part of it.
     """
-    text = _DEBUG_SECTION.sub("", _uncommented(text))
-    lines = (" ".join(line.split()) for line in text.splitlines())
-    kept = [line for line in lines if line and not _DEBUG.match(line)]
+    text = _ID_OF_PATH.sub(r"\1", _DEBUG.sub(" ", _uncommented(text)))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    labels = {line for line in lines if _LABEL.fullmatch(line)}
+    code = (line for line in lines if line not in labels)
+    named = {f"{name}:" for line in code for name in _NAME.findall(line)}
+    unused = labels - named
+    kept = [line for line in lines if line and line not in unused]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()

@@ -78,10 +78,6 @@ class Assembled:
     cubin: bytes
     log: str
 
-    @property
-    def resources(self) -> dict[str, Resources]:
-        return parse_resources(self.log)
-
 
 def candidates(explicit: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     """Every place a ptxas may be, as (where, path), in the documented order.
@@ -145,27 +141,35 @@ def find(explicit: Path | None = None, env: Mapping[str, str] | None = None) -> 
 
 
 def identify(path: Path) -> Ptxas:
-    """Ask a ptxas for its version; the answer is kept while the file stays the same."""
+    """Ask a ptxas for its version; the answer is kept while the file stays the same.
+
+    That it hung is kept, too, and said: each question is 20 s, and one test asks several times.
+    """
     try:
         stat = path.stat()
     except OSError as error:
         raise ToolchainError(
             f"{path} cannot be read ({error.strerror})", remedy=_INSTALL
         ) from error
-    return _identify(path, stat.st_mtime_ns, stat.st_size)
+    answer = _identify(path, stat.st_mtime_ns, stat.st_size)
+    if answer is None:
+        raise ToolchainError(
+            f"{path} --version hung and was killed after {_VERSION_TIMEOUT:g} s, and is not asked "
+            "again in this session",
+            reason=Reason.HUNG,
+        )
+    return answer
 
 
 @functools.lru_cache(maxsize=16)
-def _identify(path: Path, mtime_ns: int, size: int) -> Ptxas:
+def _identify(path: Path, mtime_ns: int, size: int) -> Ptxas | None:
+    """None: it hung. Raises ToolchainError, which is not kept, for anything else that is wrong."""
     try:
         finished = process.run([path, "--version"], timeout=_VERSION_TIMEOUT)
     except OSError as error:
         raise ToolchainError(f"{path} cannot be started ({error.strerror})") from error
     if finished.returncode is None:
-        raise ToolchainError(
-            f"{path} --version hung and was killed after {_VERSION_TIMEOUT:g} s",
-            reason=Reason.HUNG,
-        )
+        return None
     if finished.died_by:
         raise ToolchainError(
             f"{path} --version crashed with {finished.died_by}", reason=Reason.CRASHED

@@ -373,6 +373,64 @@ def test_compare_reads_the_sidecar_too(sgemm: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*nobody has accepted it*"])
 
 
+@pytest.mark.parametrize(
+    ("before", "build", "reason"),
+    [
+        ("ACF.write_bytes(ACF.read_bytes()[:1208])", "KERNEL", "rejected"),
+        ("pass", "Kernel(lambda acf: Build(cubin=made(None)))", "not-applied"),
+        ("pass", "Kernel(lambda acf: Build(cubin=made(acf, '-arch=sm_89')))", "crashed"),
+    ],
+)
+def test_compare_raises_what_it_cannot_show(
+    sgemm: pytest.Pytester, run_json: RunJson, before: str, build: str, reason: str
+) -> None:
+    _comparing(
+        sgemm,
+        f"{before}\n    with pytest.raises(CiqError) as found: ciq.compare({build})\n"
+        f"    assert found.value.reason == {reason!r}",
+    )
+    result, records = run_json()
+    result.assert_outcomes(passed=1)
+    assert records == []
+
+
+def test_compare_returns_a_negative_verdict(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    _comparing(
+        sgemm,
+        "PTX.write_text(PTX.read_text().replace('mov.u32', 'mov.b32', 1))\n"
+        "    assert ciq.compare(KERNEL).verdict.reason == 'kernel-changed'",
+    )
+    result, records = run_json()
+    result.assert_outcomes(passed=1)
+    assert records == []
+
+
+def _comparing(sgemm: pytest.Pytester, body: str) -> None:
+    sgemm.makepyfile(
+        f"""
+import subprocess
+from pathlib import Path
+
+import pytest
+from pytest_compileiq import Build, CiqError, Kernel, PtxKernel
+
+ACF, PTX = Path("best.acf").resolve(), Path("sgemm.ptx").resolve()
+KERNEL = PtxKernel(PTX, arch="sm_90")
+
+def test(ciq, ciq_ptxas, tmp_path):
+    def made(acf, *more):
+        out = tmp_path / "x.cubin"
+        command = [ciq_ptxas, "-arch=sm_90", PTX, "-o", out]
+        if acf is not None:
+            command += [f"--apply-controls={{acf}}", *more]
+        subprocess.run(command, check=True, capture_output=True)
+        return out.rename(tmp_path / f"{{acf and acf.name}}.cubin")
+
+    {body}
+"""
+    )
+
+
 def test_a_speedup_that_is_not_measured_is_named(sgemm: pytest.Pytester, run_json: RunJson) -> None:
     """The static part passes, and says which promise of the mark it did not look at."""
     check(sgemm, "ciq_beats_baseline(min_speedup=1000)")

@@ -18,10 +18,12 @@ from pytest_compileiq.gpu.stream import Span
 from pytest_compileiq.measure.cuda import CudaDriver
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Plan, Side
+from pytest_compileiq.subjects import launcher
 from pytest_compileiq.subjects.kernel import Build, Kernel
 from pytest_compileiq.subjects.launcher import Loaded
 from pytest_compileiq.subjects.placing import layout, place
 from pytest_compileiq.subjects.ptx import PtxKernel
+from pytest_compileiq.toolchain.ptxas import Assembled
 
 from . import fake_torch
 from .fake_core import Buffer, Machine, install
@@ -127,9 +129,32 @@ def test_a_timer_runs_on_it(machine: Machine, cold: bool) -> None:
     assert int(out.handle) not in addresses
 
 
+def test_a_ptx_kernel_is_loaded_when_it_is_first_launched(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.sizes["k"] = [4]
+    loaded: list[Loaded] = []
+
+    class Noted(Loaded):
+        def __init__(self, *what: Any) -> None:
+            super().__init__(*what)
+            loaded.append(self)
+
+    monkeypatch.setattr(launcher, "Loaded", Noted)
+    kernel = PtxKernel("k.ptx", arch="sm_90", entry="k", grid=2, block=32, args=(7,))
+    build = kernel._built(Assembled(b"cubin", ""))
+    assert loaded == []  # a build alone needs no GPU
+    assert build.launch is not None
+    assert build.load is not None
+    for launch in (build.launch, build.launch, build.load((8,))):
+        launch()
+    assert len(loaded) == 2
+    assert [int(args[0]) for name, _, args, _ in machine.launched if name == "k"] == [7, 7, 8]
+
+
 def arguments(machine: Machine, sizes: list[int], *args: Any) -> tuple[Any, ...]:
     machine.sizes["k"] = sizes
-    Loaded(b"cubin", "k", (2, 3), 64).launch(args)
+    Loaded(b"cubin", "k", (2, 3), 64).bind(args)()
     name, config, given, _ = machine.launched[-1]
     assert (name, config) == ("k", ((2, 3), (64,), 0))
     return given

@@ -289,7 +289,7 @@ def test_an_acf_that_breaks_the_kernel(ciq: CIQ, kernels: ModuleType) -> None:
         size = n if acf is None else n // 2
 
         def launch() -> None:
-            Loaded(made.cubin, "sgemm", (n // 128, n // 128), 256).launch((c, a, b, size))
+            Loaded(made.cubin, "sgemm", (n // 128, n // 128), 256).bind((c, a, b, size))()
 
         return Build(made.cubin, made.log, launch=launch)
 

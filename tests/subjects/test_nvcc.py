@@ -58,6 +58,55 @@ def test_text_flags_and_the_hash(assembler: Assembler, tmp_path: Path) -> None:
     assert build(kernel, assembler).resources["axpy"].registers > 0
 
 
+#: nvcc writes the paths of both files into the PTX, as text, and a hash of them into two names.
+WITH_PATHS = """
+#include <cassert>
+#include "half.cuh"
+static __device__ int calls;
+namespace {
+__device__ __noinline__ float root(float x) { return sqrtf(x) + atomicAdd(&calls, 1); }
+__global__ void roots(float *p, int n) { assert(n > 0); p[0] = root(half_of(p[0])); }
+}
+void unused(float *p) { roots<<<1, 1>>>(p, 1); }
+"""
+HEADER = """
+#include <cassert>
+__device__ inline float half_of(float x) { assert(x > 0); return x / 2; }
+"""
+
+
+@pytest.mark.parametrize("given", ["text", "relative", "absolute"])
+def test_the_folder_of_a_source_is_not_in_its_hash(tmp_path: Path, given: str) -> None:
+    hashes = set()
+    for name in ("here", "a longer/way"):
+        folder = tmp_path / name
+        (folder / "tests").mkdir(parents=True)
+        (folder / "roots.cu").write_text(WITH_PATHS)
+        (folder / "half.cuh").write_text(HEADER)
+        sources = {
+            "text": WITH_PATHS,
+            "relative": "../roots.cu",
+            "absolute": folder / "roots.cu",
+        }
+        for _ in range(2):
+            kernel = NvccKernel(sources[given], arch="sm_90a", flags=["-I.."])
+            hashes.add(kernel.ptx_sha256(folder / "tests"))
+        text = kernel.text(folder / "tests")
+        assert "__assertfail" in text
+        for part in ("way", "ciq-nvcc"):  # strings are lists of bytes there
+            assert ", ".join(map(str, part.encode())) not in text
+    assert len(hashes) == 1
+
+
+def test_an_nvcc_named_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "nvcc").symlink_to(str(shutil.which("nvcc")))
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)
+    kernel = NvccKernel(SOURCE, arch="sm_90a", flags=["-DFACTOR=1.0f"], nvcc="tools/nvcc")
+    assert ".entry axpy" in kernel.text(tmp_path / "tests")
+
+
 def test_flags_behind_the_users_back_are_kept_out(
     assembler: Assembler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +122,8 @@ def test_what_nvcc_says_to_a_mistake(assembler: Assembler, tmp_path: Path) -> No
     with pytest.raises(CiqError, match='identifier "FACTOR" is undefined') as error:
         build(NvccKernel(SOURCE, arch="sm_90a"), assembler)
     assert error.value.reason is Reason.CRASHED
+    assert "kernel.cu(5): error" in error.value.what  # the text's own line
+    assert error.value.looked_at[0] == "cd ."
     assert "no ACF has come to it yet" in error.value.remedy
     with pytest.raises(CiqError, match=r"missing\.cu does not exist") as missing:
         build(NvccKernel("missing.cu", arch="sm_90a"), assembler, tmp_path)

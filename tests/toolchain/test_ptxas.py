@@ -91,23 +91,39 @@ def test_a_replaced_program_is_asked_again(script: Script) -> None:
     assert _ptxas.identify(path).version == (13, 4, 22)
 
 
+def test_that_a_program_hung_is_kept_and_said(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ptxas, "_VERSION_TIMEOUT", 0.2)
+    path = script("ptxas", f"echo asked >> {tmp_path}/log; sleep 60")
+    for _ in range(3):
+        with pytest.raises(
+            ToolchainError, match=r"hung and .* after 0.2 s, and is not asked again"
+        ):
+            _ptxas.identify(path)
+    assert (tmp_path / "log").read_text() == "asked\n"
+    script("ptxas", says("13.3.1"))  # another file is another program
+    assert _ptxas.identify(path).version == (13, 3, 1)
+
+
 def test_resources_of_a_real_kernel(assembler: Assembler, sgemm_ptx: str) -> None:
     best = load(EXAMPLE / "best.acf")
     base, tuned = assembler.run_all([Job(sgemm_ptx, "sm_90"), Job(sgemm_ptx, "sm_90", best)])
     assert isinstance(base, _ptxas.Assembled)
     assert isinstance(tuned, _ptxas.Assembled)
-    found = base.resources["sgemm"]
+    found = _ptxas.parse_resources(base.log)["sgemm"]
     assert (found.registers, found.barriers, found.shared_bytes) == (80, 1, 16384)
     assert found.spill_store_bytes > 400
     assert found.spill_load_bytes > 400
     assert found.spill_bytes == found.spill_store_bytes + found.spill_load_bytes
-    assert tuned.resources["sgemm"].spill_bytes < 0.7 * found.spill_bytes
+    spilled = _ptxas.parse_resources(tuned.log)["sgemm"].spill_bytes
+    assert spilled < 0.7 * found.spill_bytes
 
 
 def test_resources_of_two_entry_functions(assembler: Assembler) -> None:
     (answer,) = assembler.run_all([Job(TWO, "sm_90")])
     assert isinstance(answer, _ptxas.Assembled)
-    assert sorted(answer.resources) == ["other", "tiny"]
+    assert sorted(_ptxas.parse_resources(answer.log)) == ["other", "tiny"]
 
 
 def test_each_number_of_the_report_lands_in_its_field() -> None:

@@ -21,6 +21,7 @@ from triton.runtime import driver
 from pytest_compileiq import TritonKernel
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import AcfError, CiqError, SettingsError, ToolchainError
+from pytest_compileiq.gpu import stream
 from pytest_compileiq.subjects import placing
 from pytest_compileiq.subjects.kernel import BASELINE, Arm, Build, Workbench
 from pytest_compileiq.toolchain.acf import Acf
@@ -95,6 +96,16 @@ def test_the_hash_is_that_of_the_ptx_and_of_no_arm(assembler: Assembler, best: A
     one, two, other = waves(), waves(), waves(constexprs={"BLOCK": 512})
     answer(one, assembler, Arm("best.acf", best))
     assert one.ptx_sha256(Path()) == two.ptx_sha256(Path()) != other.ptx_sha256(Path())
+
+
+def test_line_information_is_not_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = set()
+    for off in ("0", "1"):
+        monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", off)
+        kernel = waves()
+        hashes.add(kernel.ptx_sha256(Path()))
+        assert (".section" in str(kernel._ptx)) is (off == "0")
+    assert len(hashes) == 1
 
 
 def test_another_ptxas_is_named(
@@ -187,8 +198,10 @@ class FakeGpu:
     def __init__(self) -> None:
         self.loaded: list[bytes] = []
         self.launched: list[tuple[Any, ...]] = []
+        self.unloaded: list[str] = []  # Triton 3.8 and newer unload what nobody holds any more
         self.utils = types.SimpleNamespace(
             load_binary=self._load,
+            unload_module=self.unloaded.append,
             get_device_properties=lambda device: {"max_shared_mem": 232448},
         )
 
@@ -250,6 +263,7 @@ def test_launches_and_new_seats(gpu: FakeGpu, assembler: Assembler, best: Acf) -
         (3, (moved, 4096, 1024)),
         (1, (x, 4096, 1024)),
     ]
+    assert gpu.unloaded == []
     assert Path(gpu.folder) == assembler.staging.folder / "triton-host"
 
 
@@ -292,8 +306,10 @@ def test_tensors_of_torch_move_with_what_they_share(monkeypatch: pytest.MonkeyPa
         TensorDescriptor.from_tensor(whole, [4, 4]),
         triton.reinterpret(whole, triton.language.int32),
     )
-    with fake_core.install(monkeypatch):
+    with fake_core.install(monkeypatch) as machine:
         monkeypatch.setitem(sys.modules, "torch", torch)
+        # A torch made for CUDA would start it.
+        monkeypatch.setattr(stream, "current", lambda: fake_core.Stream(machine))
         moved = placing.place(args, Random(1))
         x, *rest = waves(args=(whole, 32), arch=None).place(Random(1))
     assert (x.data_ptr() != whole.data_ptr(), rest) == (True, [32, 1024])

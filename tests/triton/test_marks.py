@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("triton", reason="tox -e triton brings it")
 
+import triton
+
 from pytest_compileiq.toolchain.ptxas import Ptxas
 from tests.conftest import EXAMPLE, RunJson
 from tests.gpu import test_real_ncu
@@ -106,6 +108,8 @@ def test_it(ciq):
 
 def test_the_arms_that_ncu_is_tried_on_can_be_told_apart(tmp_path: Path, ptxas: Ptxas) -> None:
     """tests/gpu/test_real_ncu.py knows each arm by its registers, so they have to differ."""
+    if not triton.__version__.startswith("3.6."):
+        pytest.skip("the ACF is for the PTX that Triton 3.6 makes")
     _, numbers = test_real_ncu.run(tmp_path)
     base, tuned = test_real_ncu.static_registers(numbers)
     assert base > tuned > 0

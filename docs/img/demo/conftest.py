@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -28,8 +27,3 @@ def simulated(request: pytest.FixtureRequest) -> Callable[..., None]:
             pytest.skip(text)
 
     return check
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``DEMO=one``, ``few`` or ``forty`` chooses what is on the picture."""
-    items[:] = [item for item in items if os.environ.get("DEMO", "few") in item.name]
