@@ -42,7 +42,7 @@ NOTES = {
     "retune": "By time with `--ciq-gpu`, by spills without, or by an objective's score. The search "
     "takes three quarters of `--ciq-timeout` at most, which the test gets once more.",
     "accept": "Writes nothing else. With `--ciq-retune`, the winner takes the place of an ACF that still "
-    "fails.",
+    "fails, and its test fails until the next run has judged it.",
     "keep": "`CIQ_KEEP_CACHE=1` does so for searches.",
 }
 

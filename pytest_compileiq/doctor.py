@@ -24,7 +24,7 @@ from pytest_compileiq.errors import CiqError, GpuError
 from pytest_compileiq.gpu import identity
 from pytest_compileiq.gpu.clocks import missing_permission
 from pytest_compileiq.gpu.guardian_client import DriverError, find_pynvml, reset_command
-from pytest_compileiq.gpu.lease import Folder
+from pytest_compileiq.gpu.lease import Folder, choose
 from pytest_compileiq.gpu.recovery import left_behind
 from pytest_compileiq.toolchain import acf, ptxas
 
@@ -257,6 +257,14 @@ def _gpus(deadline_s: float) -> Iterator[Line]:
 
 def _lease_folder(env: Mapping[str, str]) -> Iterator[Line]:
     path = _given(env, "PYTEST_CIQ_LEASE_DIR")
+    place, _ = choose(path)
+    if not place.exists():  # to open it would make it
+        if os.access(place.parent, os.W_OK | os.X_OK):
+            yield Line(OK, "lease folder", f"{place}, which the first run with a GPU makes")
+        else:
+            cure = "name another with --ciq-lease-dir"
+            yield Line(FAULT, "lease folder", f"{place} is not there and cannot be made", cure)
+        return
     try:
         folder = Folder(path)
     except GpuError as error:

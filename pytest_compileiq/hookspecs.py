@@ -92,4 +92,5 @@ def pytest_ciq_progress(
 
     ``kernel``, ``check`` and ``arm`` (``baseline``, ``best.acf``) are empty where none runs.
     Called in the process that holds the test's child: with xdist, in the worker.
+    When one raises, a warning says so, and nobody is told more there.
     """

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_compileiq.errors import SettingsError
-from pytest_compileiq.verdict import Check
+from pytest_compileiq.verdict import Check, Status, Verdict
 
 if TYPE_CHECKING:
     import pytest
@@ -222,3 +222,24 @@ def marks_of(item: pytest.Item) -> dict[str, Params]:
             if name not in found:
                 found[name] = params_of(name, same[0].args, same[0].kwargs)
     return {name: found[name] for name in MARKS if name in found}
+
+
+def left_open(
+    item: pytest.Item, answered: Container[Check | str], kernel: str, why: str
+) -> list[Verdict]:
+    """A verdict on each check that a mark of a failed test asks for, and that has no answer.
+
+    Whatever the marks' arguments: a bad one is what the test may have failed for.
+    """
+    names = {mark.name for mark in item.iter_markers()}
+    return [
+        Verdict(
+            check=check,
+            kernel=kernel,
+            status=Status.NOT_JUDGED,
+            message=why,
+            remedy="mend what the test failed for, and run it again",
+        )
+        for name, (check, _) in MARKS.items()
+        if name in names and check not in answered
+    ]

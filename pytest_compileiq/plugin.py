@@ -222,6 +222,13 @@ def pytest_runtest_makereport(
         if complaint is not None:
             report.outcome = "failed"
             report.longrepr = complaint
+    ended = call.when == "setup" or (call.when == "call" and item.stash.get(state.CALLED, False))
+    if ended and report.failed and _marked(item):
+        from pytest_compileiq import marks
+
+        told = item.stash.setdefault(state.VERDICTS, [])
+        answered = {verdict.check for verdict in told}
+        told += marks.left_open(item, answered, item.name, "the test failed before")
     verdicts, left = item.stash.get(state.VERDICTS, ()), item.stash.get(state.LEFT, ())
     assembler = item.config.stash.get(state.ASSEMBLER, None)
     if not (item.user_properties or verdicts or left or assembler):

@@ -57,12 +57,19 @@ class CiqSearch:
         """A search, configured and not yet started; ``more`` is what ``open_search`` takes.
 
         ``task_timeout`` is ``--ciq-timeout`` unless given, or a quarter of it in an isolated
-        test, whose searches end a fifth of it before the test would be killed. A relative path
+        test, whose searches end a fifth of it before the test would be killed, whatever
+        ``max_seconds`` allows. A relative path
         of a search space is relative to the test file. On GPUs there are no more workers than
         GPUs that are free: two of them on one GPU would time each other.
         """
         timeout = self._settings.timeout
+        if task_timeout is None:
+            task_timeout = timeout * (_PART_OF_A_CALL if child.inside() else 1)
         left = child.seconds_left() - _RESERVE * timeout  # infinity outside of isolation
+        if not math.isinf(left):
+            max_seconds = (
+                max(left, 1.0) if max_seconds is None else min(max_seconds, max(left, 1.0))
+            )
         gpus = self._hold(workers)
         folder = self._folder / f"search{len(self.searches)}"
         folder.mkdir()
@@ -73,8 +80,8 @@ class CiqSearch:
             base=self._request.path.parent,
             generations=generations,
             workers=min(workers, len(gpus)) if gpus else workers,
-            task_timeout=task_timeout or timeout * (_PART_OF_A_CALL if child.inside() else 1),
-            max_seconds=max_seconds or (None if math.isinf(left) else max(left, 1.0)),
+            task_timeout=task_timeout,
+            max_seconds=max_seconds,
             gpus=gpus,
             keep=self._keep,
             **more,

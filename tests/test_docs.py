@@ -210,7 +210,8 @@ def test_every_block_does_what_the_page_says(
     if page.name != "tutorial.md":  # which copies them by a command of its own
         for name in ("sgemm.ptx", "best.acf", "best.acf.json", "worst.acf", "worst.acf.json"):
             shutil.copy(ROOT / "examples" / "ptx" / name, reader.folder)
-        shutil.copytree(ROOT / "benchmarks" / "results", reader.folder / "reports")
+        dateless = shutil.ignore_patterns("gpu-h200-*.json")  # of a run before reports had dates
+        shutil.copytree(ROOT / "benchmarks" / "results", reader.folder / "reports", ignore=dateless)
     for block in blocks_of(page):
         try:
             reader.read(block)

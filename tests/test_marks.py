@@ -479,6 +479,7 @@ class TestIt(unittest.TestCase):
     result, records = run_json()
     result.assert_outcomes(passed=1, skipped=1, failed=2)
     assert [(r["nodeid"].split("::")[-1], r["status"]) for r in records] == [
+        ("test_failed", "not-judged"),
         ("test_good", "pass"),
         ("test_unanswered", "fail"),
     ]

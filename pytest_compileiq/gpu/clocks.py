@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -44,7 +44,6 @@ class ClockState:
     requested: str
     why: str = ""
     sm_mhz: int | None = None
-    mem_mhz: int | None = None
     max_mhz: int | None = None
     step_mhz: int | None = None
     notes: tuple[str, ...] = ()
@@ -69,39 +68,20 @@ class Guarded:
 
 
 @contextmanager
-def locked(
-    gpu: Gpu,
-    mode: Mode = "auto",
-    sm_mhz: str | int = "base",
-    *,
-    mem_mhz: int | None = None,
-    lease: Lease | None = None,
-) -> Iterator[ClockState]:
-    """Lock the SM clock to ``base`` (sustainable), ``max`` or a number of MHz, and reset it.
-
-    ``auto`` observes when the driver refuses, ``require`` raises LockRefused, ``observe`` sets
-    nothing. Without ``lease`` one is taken with the default settings. Raises GpuError on a bad
-    clock, RestoreError at the end when the reset failed.
-    """
-    with ExitStack() as stack:
-        if lease is None:
-            lease = stack.enter_context(Lease(gpu))
-        kept = stack.enter_context(guarded(gpu, mode, sm_mhz, lease=lease, mem_mhz=mem_mhz))
-        yield kept.state
-
-
-@contextmanager
 def guarded(
     gpu: Gpu,
     mode: Mode,
     sm_mhz: str | int,
     *,
     lease: Lease,
-    mem_mhz: int | None = None,
     start_deadline_s: float = guardian_client.START_DEADLINE_S,
     call_deadline_s: float = guardian_client.CALL_DEADLINE_S,
 ) -> Iterator[Guarded]:
-    """As ``locked``, with the guardian for whoever wants to read the GPU as well."""
+    """Lock the SM clock to ``base`` (sustainable), ``max`` or a number of MHz, and reset it.
+
+    ``auto`` observes when the driver refuses, ``require`` raises LockRefused, ``observe`` sets
+    nothing. Raises GpuError on a bad clock, RestoreError at the end when the reset failed.
+    """
     why = "asked to observe" if mode == "observe" else _why_not(gpu)
     link = GuardianClient(
         gpu.uuid,
@@ -124,18 +104,17 @@ def guarded(
         )
         if not why:
             try:
-                answer = link.ask("lock", sm=sm_mhz, memory=mem_mhz)
+                answer = link.ask("lock", sm=sm_mhz)
             except JournalError as error:
                 if not _is_foreign(link.ready["recovered"]):
                     raise
                 # In a folder for all users that journal is its owner's alone to replace.
                 state = replace(state, why=f"another user's journal is in the way: {error.what}")
             else:
-                state = _state(state, answer, sm_mhz, mem_mhz)
-        complete = state.locked and (mem_mhz is None or state.mem_mhz is not None)
-        if mode == "require" and not complete:
+                state = _state(state, answer, sm_mhz)
+        if mode == "require" and not state.locked:
             raise LockRefused(
-                f"{gpu}: the clocks are not locked: {state.why or '; '.join(state.notes)}",
+                f"{gpu}: the clocks are not locked: {state.why}",
                 remedy="run with the capability CAP_SYS_ADMIN on the host, let the site lock the "
                 "clocks (hook pytest_ciq_lock_clocks), or use --ciq-clocks=auto",
             )
@@ -152,16 +131,10 @@ def _why_not(gpu: Gpu) -> str:
     return ""
 
 
-def _state(
-    state: ClockState, answer: dict[str, Any], sm_mhz: str | int, mem_mhz: int | None
-) -> ClockState:
-    faults, notes = answer["faults"], list(state.notes)
-    if "sm" in faults:
-        return replace(state, why=_refusal(faults["sm"]))
-    if "memory" in faults:
-        notes.append(f"the memory clock is not locked: {_refusal(faults['memory'])}")
-    if mem_mhz is not None and answer["mem_mhz"] not in (None, mem_mhz):
-        notes.append(f"memory locked at {answer['mem_mhz']} MHz, as {mem_mhz} is not supported")
+def _state(state: ClockState, answer: dict[str, Any], sm_mhz: str | int) -> ClockState:
+    if answer["refused"] is not None:
+        return replace(state, why=_refusal(answer["refused"]))
+    notes = list(state.notes)
     mhz, seen = answer["sm_mhz"], answer.get("seen_mhz")
     if mhz is None:
         mhz = seen  # the base clock, by name: known once a busy card shows it
@@ -169,7 +142,7 @@ def _state(
         notes.append(f"locked to {mhz} MHz, and the card, already busy, runs at {seen} MHz")
     if isinstance(sm_mhz, int) and mhz != sm_mhz:
         notes.append(f"{sm_mhz} MHz is not in the card's list; the next lower, {mhz}, is locked")
-    return replace(state, locked=True, sm_mhz=mhz, mem_mhz=answer["mem_mhz"], notes=tuple(notes))
+    return replace(state, locked=True, sm_mhz=mhz, notes=tuple(notes))
 
 
 def _refusal(fault: dict[str, Any]) -> str:

@@ -106,11 +106,8 @@ class Guardian:
 
     def _answer(self, request: dict[str, Any]) -> bool:
         """Answer one request; False after the last one."""
-        op = request.pop("op")
+        op: str = request.pop("op")
         number = request.pop("id")
-        if op == "quit":
-            say(self._parent, {"id": number, **self.restore()})
-            return False
         try:
             reply = getattr(self, f"_do_{op}")(**request)
         except Fault as fault:
@@ -120,17 +117,17 @@ class Guardian:
         except OSError as error:
             reply = {"os_error": error.strerror}
         say(self._parent, {"id": number, **reply})
-        return True
+        return op != "quit"
 
-    def _do_lock(self, sm: str | int, memory: int | None) -> dict[str, Any]:
+    def _do_lock(self, sm: str | int) -> dict[str, Any]:
         if self._lock is None:
             raise RuntimeError("this guardian was started to observe")
-        answer = self._lock.take(sm, memory)
-        if "sm" in answer["locked"]:
+        answer = self._lock.take(sm)
+        if answer["refused"] is None:
             answer.update(self.card.settle(answer["sm_mhz"], _SETTLE_S))
         return answer
 
-    def _do_unlock(self) -> dict[str, Any]:
+    def _do_quit(self) -> dict[str, Any]:
         return self.restore()
 
     def _do_reset_all(self) -> dict[str, Any]:

@@ -224,9 +224,9 @@ class GuardianClient:
             )
         if "os_error" in reply:
             journal = f"{self._about}.json in the lease folder {self._folder}"
-            nothing = "nothing was locked: " if op == "lock" else ""
+            outcome = {"lock": "nothing was locked: ", "quit": "the clocks are reset: "}
             raise JournalError(
-                f"{nothing}the journal {journal} cannot be written or removed "
+                f"{outcome.get(op, '')}the journal {journal} cannot be written or removed "
                 f"({reply['os_error']})",
                 remedy="see who owns it and whether the disk is full, or name another folder with "
                 "--ciq-lease-dir",

@@ -7,6 +7,7 @@ a lock on a deleted file excludes nobody.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -41,7 +42,8 @@ class Folder:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path, self.shared = _choose(path)
+        self.path, self.shared = choose(path)
+        _make(self.path)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.fd = os.open(self.path, flags)
@@ -89,22 +91,23 @@ def _bad(path: Path, problem: str) -> GpuError:
     )
 
 
-def _choose(path: Path | None) -> tuple[Path, bool]:
-    """The folder and whether other users share it. Makes it, for this user alone, if needed."""
-    if path is None:
-        if SITE_FOLDER.is_dir():
-            return SITE_FOLDER, True
-        runtime = _runtime_folder()
-        path = runtime / "ciq" if runtime else Path(f"/tmp/ciq-{os.geteuid()}")
-        shared = False
-    else:
-        shared = True
+def choose(path: Path | None) -> tuple[Path, bool]:
+    """The folder, which may not be there yet, and whether other users share it."""
+    if path is not None:
+        return path, True
+    if SITE_FOLDER.is_dir():
+        return SITE_FOLDER, True
+    runtime = _runtime_folder()
+    return runtime / "ciq" if runtime else Path(f"/tmp/ciq-{os.geteuid()}"), False
+
+
+def _make(path: Path) -> None:
+    """For this user alone."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         if not os.path.isdir(path):  # Path.is_dir() raises where a parent may not be entered
             raise _bad(path, f"cannot be made ({error.strerror})") from None
-    return path, shared
 
 
 def _runtime_folder() -> Path | None:
@@ -265,7 +268,6 @@ def _open_file(folder: Folder, name: str) -> int:
             except FileNotFoundError:
                 try:
                     fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder.fd)
-                    os.fchmod(fd, folder.file_mode)
                 except FileExistsError:
                     continue  # made by another one in between
     except OSError as error:
@@ -284,6 +286,10 @@ def _open_file(folder: Folder, name: str) -> int:
             f"{about.st_nlink} links); nothing was locked",
             remedy="remove it, or name another --ciq-lease-dir",
         )
+    # Not at its making alone: a kill in between would leave a file that no other user can open.
+    if about.st_uid == os.geteuid() and stat.S_IMODE(about.st_mode) != folder.file_mode:
+        with contextlib.suppress(OSError):  # of a file system without modes
+            os.fchmod(fd, folder.file_mode)
     return fd
 
 

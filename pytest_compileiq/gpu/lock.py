@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 TDP = 0xFFFFFF01
 
 SM, MEMORY = "sm", "memory"
-_SET = {SM: "nvmlDeviceSetGpuLockedClocks", MEMORY: "nvmlDeviceSetMemoryLockedClocks"}
+_SET = "nvmlDeviceSetGpuLockedClocks"
+#: The memory clock is never set here: on Blackwell its lock slows the SM clock, unexplained. It is
+#: reset where a journal cannot be read, and where everything is asked for.
 _RESET = {SM: "nvmlDeviceResetGpuLockedClocks", MEMORY: "nvmlDeviceResetMemoryLockedClocks"}
 
 # The driver said no, so it changed nothing, and a reset would undo somebody else's lock.
@@ -99,36 +101,23 @@ class Lock:
             journal.remove(self._folder, self._card.uuid)
         return {"state": state, "ok": not failed, "codes": codes}
 
-    def take(self, want: str | int, memory: int | None) -> dict[str, Any]:
-        """Lock the SM clock, and the memory clock if asked; answers what came of it.
-
-        ``faults`` has an entry for each domain that was refused. Raises OutOfRange.
-        """
-        answer: dict[str, Any] = {"sm_mhz": None, "mem_mhz": None, "faults": {}}
+    def take(self, want: str | int) -> dict[str, Any]:
+        """Lock the SM clock; ``refused`` is the driver's fault if it will not. Raises OutOfRange."""
         choices = choose(want, self._card.supported(), self._card.default_mhz())
-        mem = None if memory is None else snap(memory, self._card.supported_memory())
         for argument, mhz in choices:
-            fault = self._set(SM, argument)
+            fault = self._set(argument)
             if fault is None:
-                answer["sm_mhz"] = mhz or None
-                break
+                return {"sm_mhz": mhz or None, "refused": None}
             if fault.code != nvml.INVALID_ARGUMENT:
                 break
-        if fault is not None:
-            answer["faults"][SM] = fault.as_dict()
-        elif mem is not None:
-            fault = self._set(MEMORY, mem)
-            if fault is None:
-                answer["mem_mhz"] = mem
-            else:
-                answer["faults"][MEMORY] = fault.as_dict()
-        answer["locked"] = sorted(self.held)
-        return answer
+        assert fault is not None  # there is a choice at least
+        return {"sm_mhz": None, "refused": fault.as_dict()}
 
     def undo(self) -> dict[str, int]:
-        """Reset each held domain, whatever became of the others; codes by domain."""
+        """Reset what is held; codes by domain. Raises OSError once nothing is held any more."""
         codes = {domain: self._reset(domain) for domain in list(self.held)}
-        self._write()
+        if not self.held:  # else the journal names it already
+            self._write()
         return codes
 
     def reset_all(self) -> dict[str, int]:
@@ -140,17 +129,17 @@ class Lock:
             journal.remove(self._folder, self._card.uuid)
         return codes
 
-    def _set(self, domain: str, mhz: int) -> Fault | None:
-        self.held[domain] = [mhz, mhz]
+    def _set(self, mhz: int) -> Fault | None:
+        self.held[SM] = [mhz, mhz]
         try:
             self._write()  # the intent first: a kill between the two leaves a journal, not a lock
         except OSError:
-            del self.held[domain]  # never set, so never to be reset
+            del self.held[SM]  # never set, so never to be reset
             raise
         fault, unclear = None, False
         for pause in _PAUSES_S:
             try:
-                self._card.call(_SET[domain], mhz, mhz)
+                self._card.call(_SET, mhz, mhz)
                 return None
             except Fault as error:
                 fault = error
@@ -159,9 +148,9 @@ class Lock:
                 break
             time.sleep(pause)
         if unclear:
-            self._reset(domain)  # an answer like "unknown error" may hide a lock that is on
+            self._reset(SM)  # an answer like "unknown error" may hide a lock that is on
         else:
-            del self.held[domain]
+            del self.held[SM]
         self._write()
         return fault
 

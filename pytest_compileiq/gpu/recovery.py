@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu.guardian_client import GuardianClient
 from pytest_compileiq.gpu.identity import resolve, survey
-from pytest_compileiq.gpu.lease import Folder, Lease
+from pytest_compileiq.gpu.lease import Folder, Lease, choose
 from pytest_compileiq.settings import OPTIONS
 
 # Whoever may write into the folder may put there what is to be printed on a terminal.
@@ -38,12 +38,6 @@ def left_behind(folder: Path | None = None) -> list[str]:
     finally:
         opened.close()
     return sorted(match[1] for match in map(_JOURNAL.fullmatch, names) if match)
-
-
-def _place(folder: Path | None) -> Path:
-    opened = Folder(folder)
-    opened.close()
-    return opened.path
 
 
 def reset(uuids: Sequence[str], folder: Path | None = None, *, force: bool) -> list[Outcome]:
@@ -113,5 +107,5 @@ def main(arguments: Sequence[str]) -> int:
     for outcome in outcomes:
         print(f"{'ok   ' if outcome.done else 'FAULT'}  {outcome.uuid}  {outcome.text}")
     if not outcomes:
-        print(f"nothing to reset: no run has left a journal in {_place(folder)}")
+        print(f"nothing to reset: no run has left a journal in {choose(folder)[0]}")
     return 0 if all(outcome.done for outcome in outcomes) else 1

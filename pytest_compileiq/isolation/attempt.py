@@ -68,6 +68,7 @@ class Attempter:
         self._environment_for = environment_for
         self._timeout_for = timeout_for
         self._crash_properties = crash_properties
+        self._tells = True
 
     def __call__(self, item: pytest.Item, index: int) -> Attempt:
         with ExitStack() as held:
@@ -135,15 +136,23 @@ class Attempter:
             return None
 
         def tell(seconds: float) -> None:
+            if not self._tells:
+                return
             now = listener.progress
-            hook(
-                config=self._config,
-                nodeid=item.nodeid,
-                kernel=now.kernel,
-                check=now.check,
-                arm=now.arm,
-                seconds=seconds,
-            )
+            try:
+                hook(
+                    config=self._config,
+                    nodeid=item.nodeid,
+                    kernel=now.kernel,
+                    check=now.check,
+                    arm=now.arm,
+                    seconds=seconds,
+                )
+            except Exception as error:  # a listener's fault is no reason to run no more tests
+                self._tells = False
+                text = f"pytest_ciq_progress: {type(error).__name__}: {error}; nobody is told more"
+                place = (__file__, 0, "runtest", item.nodeid, None)
+                replay_warning(self._config, text, "pytest", "PytestWarning", *place)
 
         return tell
 

@@ -9,14 +9,12 @@ from typing import Literal
 
 import pytest
 
-from pytest_compileiq import marks as _marks
-from pytest_compileiq import records
-from pytest_compileiq.errors import SettingsError
+from pytest_compileiq import marks, records
 from pytest_compileiq.isolation import child, crash, parent
 from pytest_compileiq.isolation.attempt import EnvironmentFor
 from pytest_compileiq.isolation.crash import Crash, Properties
 from pytest_compileiq.settings import Settings
-from pytest_compileiq.verdict import Check, Reason, Status, Verdict
+from pytest_compileiq.verdict import Check, Reason
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -99,26 +97,12 @@ def crash_properties(item: pytest.Item, died: Crash) -> Properties:
     answered = {
         json.loads(str(value))["check"] for name, value in died.kept if name == records.VERDICT
     }
-    try:
-        marks = list(_marks.marks_of(item))
-    except SettingsError:
-        marks = []
-    open_checks = [
-        check for check in (_marks.MARKS[name][0] for name in marks) if check not in answered
-    ]
-    running = died.progress.check or next(iter(open_checks), "")
+    kernel, why = died.progress.kernel or item.name, f"the test's process {died.reason} before"
+    left = marks.left_open(item, answered, kernel, why)
+    running = died.progress.check or next((one.check for one in left), "")
     if not running:
         # A test that asked for no check has no answer to lose; that it died has to be on record.
         return [*died.kept] if died.reason is Reason.UNFIT else crash.one_record(item, died)
     verdicts = [crash.verdict(died, Check(running), item.name)]
-    verdicts += [
-        Verdict(
-            check=check,
-            kernel=died.progress.kernel or item.name,
-            status=Status.NOT_JUDGED,
-            message=f"the test's process {died.reason} before",
-        )
-        for check in open_checks
-        if check != running
-    ]
+    verdicts += [one for one in left if one.check != running]
     return [*died.kept, *(crash.carried(item, verdict) for verdict in verdicts)]

@@ -35,7 +35,6 @@ class Album:
             own = [record for record in records if record["kernel"] == kernel and record["samples"]]
             if own:
                 path = self.folder / self._name(kernel, own[0]["nodeid"])
-                self.folder.mkdir(parents=True, exist_ok=True)
                 plots.save(plots.picture(kernel, own), path)
                 paths.append(path)
         return paths
@@ -68,7 +67,6 @@ class Album:
         figure = plots.overview(records) if self.drawn else None
         if figure is None:
             return None
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / _OVERVIEW
         plots.save(figure, path)
         return path

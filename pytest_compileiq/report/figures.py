@@ -16,6 +16,7 @@ Records of timed checks are read by these keys of ``numbers``; each may be missi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,23 +102,33 @@ def labels(records: Sequence[Record]) -> list[str]:
     """A name for each record that tells kernels of several tests apart.
 
     The kernel's own name where one test has it; else with the test's parameters, and where
-    these do not differ either, with the test's name.
+    these do not differ either, with as much of the test's node id as does.
     """
-    tests: dict[str, set[str]] = {}
+    tests: dict[str, dict[str, None]] = {}
     for record in records:
-        tests.setdefault(record["kernel"], set()).add(record["nodeid"])
-    found = []
-    for record in records:
-        kernel, nodeid = str(record["kernel"]), str(record["nodeid"])
-        several = tests[kernel]
-        if len(several) > 1:
-            parameters = {one: "".join(one.partition("[")[1:]) for one in several}
-            distinct = len(set(parameters.values())) == len(several) and all(parameters.values())
-            # Parameters may contain ``::``, too.
-            test = nodeid.partition("[")[0].rpartition("::")[2] + parameters[nodeid]
-            kernel += parameters[nodeid] if distinct else f" in {test}"
-        found.append(kernel)
-    return found
+        tests.setdefault(str(record["kernel"]), {})[str(record["nodeid"])] = None
+    apart = {kernel: _apart(list(nodeids)) for kernel, nodeids in tests.items()}
+    named = [(str(record["kernel"]), str(record["nodeid"])) for record in records]
+    return [kernel + apart[kernel][nodeid] for kernel, nodeid in named]
+
+
+def _apart(nodeids: Sequence[str]) -> dict[str, str]:
+    """What to say of each test that it is told from the others by."""
+    if len(nodeids) == 1:
+        return {nodeids[0]: ""}
+    names, parameters = {}, {}
+    for nodeid in nodeids:
+        file, _, test = nodeid.partition("::")
+        test, bracket, rest = test.partition("[")  # parameters may contain ``::`` and ``/``, too
+        names[nodeid] = re.split("(::|/)", f"{file}::{test}")
+        parameters[nodeid] = bracket + rest
+    if len(set(parameters.values())) == len(nodeids) and all(parameters.values()):
+        return parameters
+    for words in range(1, max(map(len, names.values())) + 1, 2):  # and what stands between them
+        told = {one: f" in {''.join(names[one][-words:])}{parameters[one]}" for one in nodeids}
+        if len(set(told.values())) == len(nodeids):
+            break
+    return told
 
 
 def _ratio(ratio: float) -> str:

@@ -19,28 +19,33 @@ _SPECIAL = str.maketrans({one: f"\\{one}" for one in "\\`*_{}[]#|~!@:"})
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
-def append(path: Path, records: Sequence[Record]) -> None:
+def append(path: Path, records: Sequence[Record], *, exit_status: int) -> None:
     """Add the summary to the file that GitHub gave. Raises OSError."""
     # GitHub collects what several programs of one step write, so this file is not replaced.
     size = path.stat().st_size if path.exists() else 0
     with path.open("a", encoding="utf-8") as file:
-        file.write(markdown(records, room=_MOST - size))
+        file.write(markdown(records, exit_status=exit_status, room=_MOST - size))
 
 
-def markdown(records: Sequence[Record], *, room: int = _MOST) -> str:
-    """A heading with the counts, the table, and a paragraph for each negative verdict.
+def markdown(records: Sequence[Record], *, exit_status: int = 0, room: int = _MOST) -> str:
+    """A heading with the counts, the table, and a paragraph for each verdict with a remedy.
 
-    What goes beyond ``room`` bytes is left out, and said so: first passes, then the rest.
+    What goes beyond ``room`` bytes is left out, and said so: first passes, then the rest, and
+    all of it where there is no room for that.
     """
     named = list(zip(records, _figures.labels(records), strict=True))
     counts = Counter(record["status"] for record in records)
     told = ", ".join(f"{counts[status]} {status}" for status in _SIGNS if counts[status])
-    head = f"### compileiq: {told}\n\n"
+    # Records alone do not show a test that failed beside its checks, or never ran.
+    ended = {0: "", 2: " (run interrupted)"}.get(exit_status, f" (exit {exit_status})")
+    head = f"### compileiq: {told}{ended}\n\n"
     head += "| kernel | check | speed-up | launches | seconds | verdict |\n"
     head += "|:--|:--|--:|--:|--:|:--|\n"
     # Negative ones first: they are what the reader came for, and what must not be left out.
     named.sort(key=lambda pair: pair[0]["status"] not in ("fail", "undecided"))
     parts, size = [head], len(head.encode())
+    if size >= room - 200:
+        return ""
     left_out = 0
     reasons = [_reason(record, name) for record, name in named if record["remedy"]]
     for part in [*(_row(record, name) for record, name in named), "\n", *reasons]:
@@ -69,7 +74,7 @@ def _row(record: Record, name: str) -> str:
 
 
 def _reason(record: Record, name: str) -> str:
-    told = f"{record['check']} of {name}: {record['reason']}"
+    told = f"{record['check']} of {name}: {record['reason'] or record['status']}"
     return (
         f"- **{escaped(told)}**: {escaped(record['message'])}<br>\n"
         f"  To do: {escaped(record['remedy'])}\n"

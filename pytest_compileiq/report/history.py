@@ -26,6 +26,7 @@ class Entry:
 
     date: datetime
     commit: str
+    nodeid: str
     kernel: str
     verdict: str
     status: str
@@ -35,6 +36,10 @@ class Entry:
 
 class NotAReportError(Exception):
     """A file that --ciq-json did not write, or not in this schema."""
+
+
+class OtherJsonError(NotAReportError):
+    """JSON without records: of a folder's files, those of other programs."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,13 +59,16 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     entries: list[Entry] = []
     bad = 0
-    for path, strict in _files(given.paths):
+    for path, named in _files(given.paths):
         try:
             entries += read(path)
-        except (OSError, NotAReportError) as error:
-            if strict or not isinstance(error, NotAReportError):
+        except OtherJsonError as error:
+            if named:
                 print(f"history: {path}: {error}", file=sys.stderr)
                 bad = 1
+        except (OSError, NotAReportError) as error:
+            print(f"history: {path}: {error}", file=sys.stderr)
+            bad = 1
     if not entries:
         print(
             "history: no file has a measured speed-up\n"
@@ -99,6 +107,8 @@ def read(path: Path) -> list[Entry]:
     """The speed-ups of one report. Raises OSError and NotAReportError."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(report, dict) or "records" not in report:
+            raise OtherJsonError("it is no report of --ciq-json: it has no records")
         if report["schema"] != SCHEMA:
             raise NotAReportError(f"schema {report['schema']}, and this version reads {SCHEMA}")
         return list(_entries(report))
@@ -121,15 +131,15 @@ def _entries(report: dict[str, Any]) -> Iterator[Entry]:
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)
     gpus = {use["nodeid"]: str(use["gpu"]) for use in report["gpus"]}
-    names = _figures.labels(report["records"])
-    for record, name in zip(report["records"], names, strict=True):
+    for record in report["records"]:
         found = _figures.figures(record)
         if record["check"] != "win" or found.speedup is None:
             continue
         yield Entry(
             date=date,
             commit=str(surroundings.get("commit") or "")[:8],
-            kernel=name,
+            nodeid=str(record["nodeid"]),
+            kernel=str(record["kernel"]),
             verdict=_figures.verdict(record),
             status=record["status"],
             figures=found,
@@ -141,7 +151,7 @@ def table(entries: Sequence[Entry]) -> str:
     """Kernel by kernel, a line a run, the oldest first."""
     headers = ("date, UTC", "commit", "speed-up", "verdict", "GPU")
     lines = []
-    for kernel, own in _by_kernel(entries).items():
+    for kernel, own in _trends(entries):
         cells = [
             (
                 entry.date.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
@@ -169,7 +179,8 @@ def benchmark(entries: Sequence[Entry]) -> list[dict[str, object]]:
             continue
         low, high = entry.figures.interval
         line: dict[str, object] = {
-            "name": entry.kernel,
+            # The action's key from run to run: no other test may change it.
+            "name": f"{entry.kernel} in {entry.nodeid}",
             "unit": "x",
             "value": entry.figures.speedup,
             "extra": "\n".join(filter(None, [entry.verdict, entry.gpu])),
@@ -185,11 +196,11 @@ def figure(entries: Sequence[Entry]) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    kernels = _by_kernel(entries)
+    kernels = _trends(entries)
     drawn = Figure(figsize=(8, 0.6 + 1.7 * len(kernels)), layout="constrained")
     panels = drawn.subplots(len(kernels), 1, sharex=True, squeeze=False)[:, 0]
     with matplotlib.rc_context({"date.converter": "concise"}):
-        for axes, (kernel, own) in zip(panels, kernels.items(), strict=True):
+        for axes, (kernel, own) in zip(panels, kernels, strict=True):
             _panel(axes, kernel, own)
     handles, names = panels[0].get_legend_handles_labels()
     drawn.legend(handles, names, fontsize=9, loc="outside upper center", ncols=5)
@@ -214,8 +225,10 @@ def _panel(axes: Any, kernel: str, own: Sequence[Entry]) -> None:
     dress(axes, shown(kernel, 90), "", "speed-up, ×")
 
 
-def _by_kernel(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    found: dict[str, list[Entry]] = {}
+def _trends(entries: Sequence[Entry]) -> list[tuple[str, list[Entry]]]:
+    """What one test measured of one kernel, with a name for people."""
+    found: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        found.setdefault(entry.kernel, []).append(entry)
-    return found
+        found.setdefault((entry.nodeid, entry.kernel), []).append(entry)
+    names = _figures.labels([{"nodeid": nodeid, "kernel": kernel} for nodeid, kernel in found])
+    return list(zip(names, found.values(), strict=True))

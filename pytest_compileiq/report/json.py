@@ -37,11 +37,14 @@ _COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILD_SOURCEVERSION")
 
 
 def environment(
-    records: Sequence[Mapping[str, Any]], site: Mapping[str, Any] | None = None
+    records: Sequence[Mapping[str, Any]],
+    site: Mapping[str, Any] | None = None,
+    exit_status: int = 0,
 ) -> dict[str, Any]:
     """What the verdicts rest on: date, commit, and versions of everything that took part.
 
-    ``site`` is what implementations of ``pytest_ciq_machine_info`` add.
+    ``site`` is what implementations of ``pytest_ciq_machine_info`` add, ``exit_status`` pytest's:
+    records alone do not show a test that failed beside its checks, or never ran.
     """
 
     def version(package: str) -> str | None:
@@ -52,6 +55,7 @@ def environment(
 
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "exit_status": exit_status,
         "commit": next((os.environ[name] for name in _COMMITS if os.environ.get(name)), None),
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
@@ -67,6 +71,7 @@ def write(
     gpus: Sequence[Mapping[str, Any]] = (),
     *,
     site: Mapping[str, Any] | None = None,
+    exit_status: int = 0,
 ) -> None:
     """Write the report; ``gpus`` is what each test that held a GPU saw of it.
 
@@ -75,7 +80,7 @@ def write(
     Raises OSError when the folder cannot be written or the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, as_text(records, gpus, environment(records, site)))
+    write_whole(path, as_text(records, gpus, environment(records, site, exit_status)))
 
 
 def as_text(

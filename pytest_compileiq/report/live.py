@@ -7,6 +7,9 @@ from typing import TextIO
 
 import pytest
 
+from pytest_compileiq.report.terminal import cut
+from pytest_compileiq.verdict import one_line
+
 #: Of a terminal that understands ANSI: erase the line, go up, go right.
 _ERASE, _UP, _RIGHT = "\r\x1b[2K", "\x1b[1A\r", "\x1b[{}C"
 
@@ -32,7 +35,7 @@ class LiveLine:
     def pytest_ciq_progress(self, kernel: str, check: str, arm: str, seconds: float) -> None:
         words = [f"{check} of {kernel}" if check and kernel else kernel or check, arm]
         what = ": ".join(word for word in words if word) or "preparing"
-        self._draw(f"  compileiq: {what}, {seconds:.0f} s")
+        self._draw(f"  compileiq: {one_line(what)}, {seconds:.0f} s")
         self._shown = True
 
     @pytest.hookimpl(tryfirst=True)
@@ -52,5 +55,7 @@ class LiveLine:
         writer = self._config.get_terminal_writer()
         column = writer.width_of_current_line
         back = _UP + (_RIGHT.format(column) if column else "")
-        self._stream.write(f"\n{_ERASE}{text[: writer.fullwidth - 1]}{back}")
+        encoding = self._stream.encoding  # of a terminal: it may lack letters of a kernel's name
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        self._stream.write(f"\n{_ERASE}{cut(text, writer.fullwidth - 1)}{back}")
         self._stream.flush()

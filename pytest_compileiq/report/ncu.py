@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import CiqError
-from pytest_compileiq.report import ncu_csv
+from pytest_compileiq.report import github, ncu_csv
 from pytest_compileiq.subjects.kernel import Arm, Workbench
 from pytest_compileiq.toolchain import process
 from pytest_compileiq.toolchain.acf import Acf
@@ -69,6 +69,10 @@ class Ncu:
             arguments += ["-c", str(config.inipath)]
         if config.pluginmanager.hasplugin("xdist"):
             arguments += ["-n0"]  # the ini file's addopts may say otherwise
+        if config.pluginmanager.hasplugin("html"):
+            arguments += ["--html="]
+        if config.pluginmanager.hasplugin("pytest_cov"):
+            arguments += ["--no-cov"]
         if settings.ptxas is not None:
             arguments += [f"--ciq-ptxas={settings.ptxas}"]
         if settings.gpu is not None:
@@ -130,7 +134,7 @@ class Ncu:
         with tempfile.TemporaryDirectory(prefix="ciq-ncu-") as folder:
             log = Path(folder) / "ncu.csv"
             run = command(program, log, self.place, self.arguments)
-            env = {**os.environ, TARGET: kernel, "LC_ALL": "C"}
+            env = {**os.environ, TARGET: kernel, "LC_ALL": "C", github.VARIABLE: ""}
             try:
                 done = process.run(run, timeout=self.timeout, env=env)
             except OSError as error:
@@ -160,7 +164,10 @@ def find() -> str:
 
 
 def command(program: str, log: Path, place: str, arguments: Sequence[str]) -> list[str]:
-    """The whole command line. Clocks stay as the test has locked them."""
+    """The whole command line. Clocks stay as the test has locked them.
+
+    Nothing that an ini file's addopts name is written to a second time, nor emptied.
+    """
     return [
         program,
         "--clock-control=none",
@@ -172,7 +179,8 @@ def command(program: str, log: Path, place: str, arguments: Sequence[str]) -> li
         f"--metrics={','.join(ncu_csv.METRICS)}",
         f"--log-file={log}",
         *(sys.executable, "-m", "pytest", place, "-q", "-p", "no:cacheprovider"),
-        *("--ciq-isolate=off", "--ciq-json=/dev/null", "--junitxml=", *arguments),
+        *("--ciq-isolate=off", "--ciq-json=/dev/null", "--junitxml="),
+        *(f"--basetemp={log.parent / 'tmp'}", *arguments),
     ]
 
 

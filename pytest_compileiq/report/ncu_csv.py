@@ -37,8 +37,12 @@ METRICS = {
         "l2_throughput_percent", "L2 throughput", 1.0, " %"
     ),
 }
-#: Units of time in seconds, by their first letter: some versions write ns, some nsecond.
-_SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "s": 1.0}
+#: Units of time in seconds: some versions write ns, some nsecond.
+_SECONDS = {
+    name: seconds
+    for short, seconds in (("n", 1e-9), ("u", 1e-6), ("m", 1e-3), ("", 1.0))
+    for name in (f"{short}s", f"{short}second")
+}
 
 
 class Launch(NamedTuple):
@@ -58,7 +62,7 @@ def parse(text: str) -> list[Launch]:
             units = row
         elif row["ID"].isdecimal():
             metrics = {
-                metric.key: _number(row[name] or "", units.get(name, ""))
+                metric.key: _number(row[name] or "", metric, units.get(name, ""))
                 for name, metric in METRICS.items()
                 if name in row
             }
@@ -66,14 +70,15 @@ def parse(text: str) -> list[Launch]:
     return found
 
 
-def _number(value: str, unit: str) -> float | None:
-    """``1,234.5`` in the unit that our key says; None for ``n/a`` and the like."""
+def _number(value: str, metric: Metric, unit: str) -> float | None:
+    """``1,234.5`` in the unit that our key says; None for ``n/a``, and for a unit unknown here."""
     try:
         number = float(value.replace(",", ""))
     except ValueError:
         return None
-    is_time = unit.removesuffix("econd") in ("ns", "us", "ms", "s")
-    return number * _SECONDS[unit[0]] if is_time else number
+    if not metric.key.endswith("_seconds"):
+        return number
+    return number * _SECONDS[unit] if unit in _SECONDS else None
 
 
 def lines(record: Mapping[str, Any], name: str) -> list[str]:

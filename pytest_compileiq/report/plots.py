@@ -279,7 +279,8 @@ def overview(records: Sequence[Record]) -> Figure | None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture. Raises OSError, and ValueError for more pixels than there can be."""
+    """Write a picture, and make its folder. Raises OSError, and ValueError for too many pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a letter that the font lacks; a box stands for it
         figure.savefig(path, dpi=DPI)

@@ -84,17 +84,19 @@ class Reporter:
         option = session.config.option
         if option.collectonly:
             return
-        found = self._records
+        found, ended = self._records, int(session.exitstatus)
         if found:
             self._ask_others(found)
         if self._json_path is not None:
-            self._guarded("--ciq-json", lambda: self._write_json(found))
+            self._guarded("--ciq-json", lambda: self._write_json(found, ended))
         if (found or self._gpus) and getattr(option, "xmlpath", None):
             self._guarded("--junitxml", self._settle_junit)
-        if self._album is not None:
-            self._guarded("--ciq-plots", lambda: self._draw_overview(found))
+        if (album := self._album) is not None:
+            self._guarded("--ciq-plots", lambda: album.overview(found))
         if found and (summary := os.environ.get(github.VARIABLE)):
-            self._guarded(github.VARIABLE, lambda: github.append(Path(summary), found))
+            self._guarded(
+                github.VARIABLE, lambda: github.append(Path(summary), found, exit_status=ended)
+            )
 
     def _ask_others(self, found: list[dict[str, Any]]) -> None:
         """Let third parties add to each record; what they raise is told, and no more."""
@@ -109,7 +111,7 @@ class Reporter:
             if extra:
                 record["extra"] = extra
 
-    def _write_json(self, found: list[dict[str, Any]]) -> None:
+    def _write_json(self, found: list[dict[str, Any]], exit_status: int) -> None:
         assert self._json_path is not None
         site: dict[str, Any] = {}
         try:
@@ -117,11 +119,9 @@ class Reporter:
                 site.update(answer)
         except Exception as error:
             self._complain("pytest_ciq_machine_info", error)
-        _json.write(self._json_path, found, list(self._gpus.values()), site=site)
-
-    def _draw_overview(self, found: list[dict[str, Any]]) -> None:
-        assert self._album is not None
-        self._album.overview(found)
+        _json.write(
+            self._json_path, found, list(self._gpus.values()), site=site, exit_status=exit_status
+        )
 
     def _settle_junit(self) -> None:
         if self._config.getini("junit_family") not in ("xunit1", "legacy"):

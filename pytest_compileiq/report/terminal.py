@@ -7,7 +7,6 @@ lines below. All of it is ASCII, since a terminal that is not UTF-8 would show e
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -145,14 +144,28 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def _wrapped(text: str, width: int, *, indent: int) -> str:
-    """All of the text on lines of ``width``; a word longer than that is broken, not lost."""
-    return textwrap.fill(
-        text,
-        max(20, width),
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (indent or 2),
-        break_on_hyphens=False,
-    )
+    """All of the text on lines of ``width`` columns; a longer word is broken, not lost."""
+    width, lines = max(20, width), [" " * indent]
+    for word in text.split():
+        gap = " " if lines[-1].strip() else ""
+        if gap and _width(lines[-1] + gap + word) > width:
+            lines.append(" " * (indent or 2))
+            gap = ""
+        while _width(lines[-1] + gap + word) > width:
+            part = cut(word, width - _width(lines[-1]))
+            lines[-1] += part
+            lines.append(" " * (indent or 2))
+            word = word[len(part) :]
+        lines[-1] += gap + word
+    return "\n".join(lines)
+
+
+def cut(text: str, columns: int) -> str:
+    """As much of the text as fits on so many columns."""
+    end = len(text)
+    while _width(text[:end]) > columns:
+        end -= 1
+    return text[:end]
 
 
 def _width_of(terminal: Any) -> int:

@@ -75,7 +75,7 @@ class Retuning:
 
 
 def retune(verdict: Verdict, asked: Retuning) -> Verdict:
-    """The failed verdict with an offer in its remedy; with --ciq-accept, the winner's verdict."""
+    """The failed verdict with an offer in its remedy, or, with --ciq-accept, what was written."""
     folder = _new_folder(asked.report)
     asked.judging.seconds_in_all = asked.judging.settings.test_timeout
     try:
@@ -226,15 +226,11 @@ def _offer(
     except OSError as error:
         told = f"{won}, and {place} cannot be written ({error.strerror}): it is as it was"
         return _with_remedy(verdict, told, folder, {**numbers, "won": True})
-    # What checks before the search would have --ciq-accept write is of the former file.
-    for former in [offered for offered in judging.offers if offered.resolve() == place.resolve()]:
-        del judging.offers[former]
-    return replace(
-        again,
-        message=f"{won}; --ciq-accept wrote {place.name}"
-        + (f", its former content is in {_word(folder)}" if formers else ""),
-        numbers={**again.numbers, "retuned": {**numbers, "won": True, "folder": str(folder)}},
-    )
+    # Not a pass: with tests that share the file, those before this one were judged on the former.
+    took = f"{won}; --ciq-accept wrote {place.name}"
+    took += f", its former content is in {_word(folder)}" if formers else ""
+    took += ": run once more, so that each test of it is judged on it"
+    return _with_remedy(verdict, took, folder, {**numbers, "won": True})
 
 
 def _take(place: Path, content: bytes, described: Sidecar) -> None:

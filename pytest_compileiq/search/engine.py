@@ -239,6 +239,13 @@ def open_search(
     what that was given, and the lower limit holds. ``environment`` and ``gpus`` are as there.
     ``more`` are fields of ``SearchConfiguration`` or of ``Search``. Raises SettingsError.
     """
+    limits = {"task_timeout": task_timeout, "max_calls": max_calls, "max_seconds": max_seconds}
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:  # NaN is not, either
+            raise SettingsError(
+                f"{name}={limit} leaves the search nothing: it has to be above 0",
+                remedy=f"raise it, or leave {name} out for its default",
+            )
     if isinstance(objective, Objective):
         problem_type = problem_type or objective.problem_type
         objectives = objectives or objective.objectives

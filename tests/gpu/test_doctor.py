@@ -101,6 +101,18 @@ def test_lease_folder_and_journals(machine: Machine, lines: Lines, folder: Path)
     assert lines("lease folder")[0].level == "FAULT"
 
 
+def test_it_makes_no_lease_folder(machine: Machine, lines: Lines, tmp_path: Path) -> None:
+    for place, level, text in (
+        (tmp_path / "new", "ok", "which the first run with a GPU makes"),
+        (tmp_path / "no" / "folder", "FAULT", "is not there and cannot be made"),
+    ):
+        (line,) = lines("lease folder", PYTEST_CIQ_LEASE_DIR=str(place))
+        assert (line.level, bool(line.cure)) == (level, level == "FAULT")
+        assert str(place) in line.text
+        assert text in line.text
+        assert not place.exists()
+
+
 def ptxas_script(script: Callable[[str, str], Path], folder: str, version: str) -> Path:
     major, minor, _ = version.split(".")
     body = f'echo "Cuda compilation tools, release {major}.{minor}, V{version}"'

@@ -20,7 +20,7 @@ import pytest
 
 from pytest_compileiq.gpu import journal
 from pytest_compileiq.gpu.card import relation
-from pytest_compileiq.gpu.clocks import ClockState, LockRefused, Mode, RestoreError, guarded, locked
+from pytest_compileiq.gpu.clocks import LockRefused, Mode, RestoreError, guarded
 from pytest_compileiq.gpu.guardian_client import GuardianClient, HungError, JournalError, LostError
 from pytest_compileiq.gpu.identity import Gpu, resolve
 from pytest_compileiq.gpu.lease import Lease
@@ -152,7 +152,7 @@ def test_a_folder_without_room_for_a_journal_locks_nothing(
         with pytest.raises(
             JournalError, match=r"nothing was locked: .*\(File too large\)"
         ) as caught:
-            link.ask("lock", sm=1500, memory=None)
+            link.ask("lock", sm=1500)
         assert machine.free
     assert f"{machine.uuid()}.json in the lease folder {folder}" in caught.value.what
     assert "--ciq-lease-dir" in caught.value.remedy
@@ -218,16 +218,46 @@ def test_a_refusal_after_an_unclear_answer_is_undone(
 def test_both_domains_are_reset_whatever_one_answers(
     machine: Machine, gpu: Gpu, folder: Path
 ) -> None:
+    """An unreadable journal does not say which clocks were set."""
+    (folder / f"{machine.uuid()}.json").write_text("")
+    machine.rule(RESET, ret=15, times=1)
+    with acquire([gpu], folder=folder, sm_mhz=1500) as held:
+        assert any("codes {'sm': 15, 'memory': 0}" in note for note in held.notes)
+    assert machine.free
+    assert not journals(folder)
+
+
+def test_a_reset_that_fails_is_told_and_tried_again(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
     machine.rule(RESET, ret=15, times=1)
     with (
         Lease(gpu, folder=folder) as lease,
-        pytest.raises(RestoreError, match=r"codes \{'sm': 15, 'memory': 0\}"),
-        guarded(gpu, "require", 1500, lease=lease, mem_mhz=1593),
+        pytest.raises(RestoreError, match=r"codes \{'sm': 15\}"),
+        guarded(gpu, "require", 1500, lease=lease),
     ):
-        assert machine.locks(0) == (1500, 1500, 1593, 1593)
+        assert machine.locks(0)[:2] == (1500, 1500)
     # The card answers again on the second try, which the guardian makes before it ends.
     assert machine.free
     assert not journals(folder)
+
+
+def test_a_journal_that_stays_is_no_clock_that_stays(
+    machine: Machine, gpu: Gpu, folder: Path
+) -> None:
+    def make_it_stay() -> None:
+        (path,) = journals(folder)
+        path.unlink()
+        path.mkdir()  # which no unlink removes, root's neither
+
+    with (
+        Lease(gpu, folder=folder) as lease,
+        pytest.raises(JournalError, match=r"the clocks are reset: the journal .* removed"),
+        guarded(gpu, "require", 1500, lease=lease),
+    ):
+        make_it_stay()
+    assert machine.free
+    assert len(machine.log(RESET)) == 1
 
 
 def test_guardian_killed_in_the_middle_is_replaced(
@@ -306,7 +336,7 @@ def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(KeyboardInterrupt):
                 link.ask("mark")
-            assert link.ask("unlock")["restored"]
+            assert link.ask("samples", since=0, until=0)["samples"] == []
     finally:
         signal.signal(signal.SIGALRM, former)
 
@@ -378,7 +408,7 @@ def test_the_lease_is_free_only_after_the_reset(machine: Machine, gpu: Gpu, fold
     machine.rule(RESET, delay_ms=400)
     lease = Lease(gpu, folder=folder).acquire()
     link = GuardianClient(gpu.uuid, lease=lease, may_lock=True)
-    link.ask("lock", sm=1500, memory=None)
+    link.ask("lock", sm=1500)
     lease.release()  # our own share; the guardian has its own
     for pipe in (link.process.stdin, link.process.stdout):
         assert pipe is not None
@@ -392,18 +422,8 @@ def test_the_lease_is_free_only_after_the_reset(machine: Machine, gpu: Gpu, fold
 def test_an_observer_cannot_lock(machine: Machine, gpu: Gpu) -> None:
     link = GuardianClient(gpu.uuid)
     with pytest.raises(LostError, match="observe"):
-        link.ask("lock", sm=1500, memory=None)
+        link.ask("lock", sm=1500)
     assert not machine.changes()
-
-
-def test_locked_is_all_that_is_needed(
-    machine: Machine, gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    with locked(gpu, "require", 1500) as state:
-        assert isinstance(state, ClockState)
-        assert machine.locks(0)[:2] == (1500, 1500)
-    assert machine.free
 
 
 def test_adopting_what_an_ancestor_holds(machine: Machine, gpu: Gpu, folder: Path) -> None:

@@ -196,6 +196,14 @@ def test_a_folder_that_others_can_write(folder: Path, mode: int, fine: bool) -> 
         assert (folder / f"{UUID}.lock").stat().st_mode & 0o777 == 0o666
 
 
+def test_a_lease_file_whose_maker_was_killed_is_mended(folder: Path) -> None:
+    """It is made for its user alone, and opened to all in a second step."""
+    folder.chmod(0o1777)
+    (folder / f"{UUID}.lock").touch(mode=0o600)
+    with Lease(UUID, folder=folder):
+        assert (folder / f"{UUID}.lock").stat().st_mode & 0o777 == 0o666
+
+
 @needs_root
 def test_a_folder_of_another_user(folder: Path) -> None:
     os.chown(folder, OTHER_USER, -1)
@@ -278,7 +286,7 @@ def test_default_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     own.close()
     for other in ("", "relative", str(tmp_path / "absent"), "/proc/1/none"):
         monkeypatch.setenv("XDG_RUNTIME_DIR", other)
-        assert _lease._choose(None) == (Path(f"/tmp/ciq-{os.geteuid()}"), False)
+        assert _lease.choose(None) == (Path(f"/tmp/ciq-{os.geteuid()}"), False)
     site.mkdir(mode=0o700)
     shared = Folder()
     assert shared.path == site
@@ -294,7 +302,7 @@ def test_the_runtime_folder_of_another_user_is_not_taken(
     monkeypatch.setattr(_lease, "SITE_FOLDER", tmp_path / "none")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     os.chown(tmp_path, OTHER_USER, -1)
-    assert _lease._choose(None) == (Path(f"/tmp/ciq-{os.geteuid()}"), False)
+    assert _lease.choose(None) == (Path(f"/tmp/ciq-{os.geteuid()}"), False)
     assert not (tmp_path / "ciq").exists()
 
 

@@ -135,4 +135,5 @@ def test_history_of_hostile_names(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert told.err == ""
     assert "\x1b" not in told.out
     written = json.loads((tmp_path / "b.json").read_text())
-    assert [entry["name"] for entry in written] == list(NAMES.values())
+    nodeid = records[0]["nodeid"]
+    assert [entry["name"] for entry in written] == [f"{one} in {nodeid}" for one in NAMES.values()]

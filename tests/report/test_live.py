@@ -25,7 +25,7 @@ def test_slow(ciq):
 """
 
 
-def on_a_terminal(pytester: pytest.Pytester, *arguments: str) -> bytes:
+def on_a_terminal(pytester: pytest.Pytester, *arguments: str, **environment: str) -> bytes:
     import fcntl
     import pty
     import struct
@@ -40,7 +40,7 @@ def on_a_terminal(pytester: pytest.Pytester, *arguments: str) -> bytes:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm"},
+        env={**os.environ, "TERM": "xterm", **environment},
     )
     os.close(theirs)
     written = b""
@@ -83,11 +83,53 @@ def test_no_live_line_without_a_terminal(pytester: pytest.Pytester) -> None:
     assert "the baseline" not in result.stdout.str()
 
 
+@pytest.mark.parametrize(
+    ("name", "encoding", "shown"),
+    [
+        ("ядро-λ", "latin-1", rb"\u044f\u0434\u0440\u043e-\u03bb"),
+        ("two\nlines", "utf-8", b"two lines"),
+    ],
+)
+def test_a_name_that_the_terminal_cannot_show(
+    pytester: pytest.Pytester, name: str, encoding: str, shown: bytes
+) -> None:
+    """Writing it raised, which ended the whole session."""
+    source = SLOW.replace("objective(slow)", f"objective(Objective(slow, name={name!r}))")
+    pytester.makepyfile(source + "\ndef test_after(): pass\n")
+    written = on_a_terminal(pytester, "--ciq-isolate=require", PYTHONIOENCODING=encoding)
+    assert b"compileiq: objective of " + shown + b": baseline, 1 s" in written
+    assert b"3 passed" in written
+
+
+def test_a_listener_that_raises_is_told_once_and_ends_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "def pytest_ciq_progress(seconds):\n"
+        "    print('heard')\n"
+        "    raise ZeroDivisionError('of a listener')\n"
+    )
+    pytester.makepyfile(SLOW.replace("1.2", "2.4") + "\ndef test_after(): pass\n")
+    result = pytester.runpytest_subprocess("--ciq-isolate=require", "-s", "-Werror")
+    result.assert_outcomes(passed=3, warnings=1)
+    result.stdout.fnmatch_lines(["*pytest_ciq_progress: ZeroDivisionError: of a listener*"])
+    assert result.stdout.str().count("heard") == 1
+
+
+def test_wide_letters_do_not_wrap() -> None:
+    """A line that wraps is one too many to erase."""
+    written: list[str] = []
+    writer = SimpleNamespace(width_of_current_line=0, fullwidth=40)
+    config: Any = SimpleNamespace(get_terminal_writer=lambda: writer)
+    stream: Any = SimpleNamespace(write=written.append, flush=lambda: None, encoding="utf-8")
+    LiveLine(config, stream).pytest_ciq_progress("行" * 60, check="win", arm="", seconds=2)
+    # 20 columns of Latin letters before it, and 38 columns are no more than 39.
+    assert written[0].count("行") == (39 - len("  compileiq: win of ")) // 2 == 9
+
+
 def test_it_goes_back_to_where_pytest_was() -> None:
     written: list[str] = []
     writer = SimpleNamespace(width_of_current_line=11, fullwidth=40)
     config: Any = SimpleNamespace(get_terminal_writer=lambda: writer)
-    stream: Any = SimpleNamespace(write=written.append, flush=lambda: None)
+    stream: Any = SimpleNamespace(write=written.append, flush=lambda: None, encoding="utf-8")
     line = LiveLine(config, stream)
     line.pytest_runtest_logreport()
     assert written == []

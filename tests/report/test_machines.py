@@ -75,6 +75,93 @@ def test_the_file_fits_the_schema_and_replays(suite: pytest.Pytester, workers: l
     assert [path.name for path in suite.path.glob("*.json")] == ["r.json"]
 
 
+RED = """
+import os, pytest
+from pytest_compileiq import Objective
+
+def score(config): return "*" if config else 1.0
+@pytest.mark.ciq_objective(objectives=1)
+def test_ok(ciq): ciq.check(Objective(score))
+
+@pytest.fixture
+def broken(): raise RuntimeError("no data")
+@pytest.mark.ciq_max_cv(5)
+@pytest.mark.ciq_beats_baseline("a.acf")
+def test_setup(ciq, broken): pass
+
+@pytest.mark.ciq_objective(objectives=1)
+def test_raises(ciq): raise ValueError("before the check")
+
+@pytest.mark.ciq_objective(objectives=1)
+@pytest.mark.ciq_beats_baseline("a.acf", min_speedup="nonsense")
+def test_bad_mark(ciq): pass
+
+@pytest.mark.ciq_objective(objectives=1)
+def test_after(ciq):
+    ciq.check(Objective(score))
+    raise ValueError("after the check")
+"""
+
+
+@pytest.mark.parametrize("more", [["--ciq-isolate=off"], ["--ciq-isolate=require"], ["-n2"]])
+def test_a_red_run_is_red_to_machines(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """A test that fails beside its checks left no record: all that was there had passed."""
+    monkeypatch.setenv(github.VARIABLE, str(pytester.path / "summary.md"))
+    pytester.makepyfile(RED)
+    result = pytester.runpytest_subprocess("--ciq-json=r.json", *more)
+    assert result.ret == 1
+    document = json.loads((pytester.path / "r.json").read_text())
+    validate(document)
+    assert document["environment"]["exit_status"] == 1
+    found: dict[str, list[str]] = {}
+    for record in document["records"]:
+        told = f"{record['check']} {record['status']}"
+        found.setdefault(record["nodeid"].rpartition("::")[2], []).append(told)
+        if record["status"] == "not-judged":
+            assert record["message"] == "the test failed before"
+    assert found == {
+        "test_ok": ["objective pass"],
+        "test_setup": ["cv not-judged", "win not-judged"],
+        "test_raises": ["objective not-judged"],
+        "test_bad_mark": ["objective not-judged", "win not-judged"],
+        "test_after": ["objective pass"],
+    }
+    summary = (pytester.path / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith("### compileiq: 2 pass, 5 not-judged (exit 1)\n")
+    assert "**win of test\\_setup\\: not-judged**: the test failed before" in summary
+
+
+@pytest.mark.parametrize("isolate", ["off", "require"])
+def test_an_interrupted_run_is_no_green_one(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, isolate: str
+) -> None:
+    monkeypatch.setenv(github.VARIABLE, str(pytester.path / "summary.md"))
+    pytester.makepyfile(
+        RED.partition("@pytest.fixture")[0]
+        + """
+@pytest.mark.ciq_objective(objectives=1)
+def test_stops(ciq): raise KeyboardInterrupt
+@pytest.mark.ciq_objective(objectives=1)
+def test_never(ciq): pass
+"""
+    )
+    result = pytester.runpytest_subprocess("--ciq-json=r.json", f"--ciq-isolate={isolate}")
+    assert result.ret == 2
+    document = json.loads((pytester.path / "r.json").read_text())
+    assert document["environment"]["exit_status"] == 2
+    assert [record["status"] for record in document["records"]] == ["pass"]
+    summary = (pytester.path / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith("### compileiq: 1 pass (run interrupted)\n")
+
+
+def test_files_of_before_are_still_valid() -> None:
+    environment = _json.environment([])
+    assert environment.pop("exit_status") == 0
+    validate(json.loads(_json.as_text([], [], environment)))
+
+
 def test_the_schema_refuses_what_is_no_report() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     record = sim.record(sim.win("k", speedup=1.06))
@@ -300,6 +387,17 @@ def test_the_step_summary_stays_below_githubs_limit() -> None:
     assert len(text.encode()) <= 4000
     assert "❌ slower" in text
     assert "more entries are left out" in text
+
+
+def test_a_step_summary_that_is_full_gets_nothing_more(tmp_path: Path) -> None:
+    """GitHub drops a summary of more than 1 MiB, what other programs have written included."""
+    path = tmp_path / "summary.md"
+    records = [sim.record(sim.static("k"))]
+    for left in (0, 100, 400):
+        path.write_text("x" * ((1 << 20) - left))
+        github.append(path, records, exit_status=0)
+        assert path.stat().st_size <= 1 << 20
+    assert github.markdown(records, room=250) == ""
 
 
 def test_nothing_heavy_is_imported_for_a_run_without_records(pytester: pytest.Pytester) -> None:

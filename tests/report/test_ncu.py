@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from pytest_compileiq.report import ncu, ncu_csv
+from pytest_compileiq.report import github, ncu, ncu_csv
 from pytest_compileiq.report.ncu import Ncu, NcuError
+from pytest_compileiq.settings import OPTIONS, Settings
 from pytest_compileiq.subjects.kernel import Build, Kernel, Workbench
 from pytest_compileiq.toolchain.acf import load
 from pytest_compileiq.toolchain.assembler import Assembler, Job
@@ -52,6 +54,17 @@ def test_a_line_a_launch_with_units_below_the_header() -> None:
     }
     assert tuned.metrics["achieved_occupancy_percent"] is None
     assert tuned.metrics["registers_per_thread"] == 72
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"),
+    [("ns", 41.2e-6), ("nsecond", 41.2e-6), ("us", 0.0412), ("msecond", 41.2), ("second", 41_200),
+     ("nanosecond", None), ("cycle", None), ("", None)],
+)  # fmt: skip
+def test_a_unit_of_time_that_is_unknown_is_no_second(unit: str, seconds: float | None) -> None:
+    launch = ncu_csv.parse(WIDE.replace('"ns"', f'"{unit}"'))[0]
+    assert launch.metrics["duration_seconds"] == (seconds and pytest.approx(seconds))
+    assert launch.metrics["compute_throughput_percent"] == 35.1
 
 
 @pytest.mark.parametrize(
@@ -199,6 +212,34 @@ def test_each_arm_is_launched_once_under_the_profiler(
     assert "--clock-control=none" in arguments
     assert f"--metrics={','.join(ncu_csv.METRICS)}" in arguments
     assert "--ciq-isolate=off" in arguments
+
+
+def test_what_addopts_name_is_left_alone(
+    pytester: pytest.Pytester,
+    bench: Workbench,
+    fake_ncu: FakeNcu,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pytest under ncu reads the same ini file, and would empty the test's own tmp_path."""
+    monkeypatch.setenv(github.VARIABLE, str(pytester.path / "summary.md"))
+    addopts = ["--basetemp=base", "--junitxml=j.xml"]
+    for plugin, option in (("pytest_html", "--html=r.html"), ("pytest_cov", "--cov=.")):
+        if importlib.util.find_spec(plugin) is not None:
+            addopts.append(option)
+    pytester.makeini(f"[pytest]\naddopts = {' '.join(addopts)}")
+    pytester.makepyfile(test_it=TEST.replace("(ciq):", "(ciq, tmp_path):"))
+    (pytester.path / "base").mkdir()
+    precious = pytester.path / "base" / "precious"
+    precious.write_text("of the test that is being judged")
+    fake_ncu(WIDE, "")
+    config = pytester.parseconfig()
+    settings = Settings({option.name: option.default for option in OPTIONS}, {})
+    one = Ncu.of(config, f"{pytester.path}/test_it.py::test_it", settings)
+    profiled(pytester, bench, place=one.place, arguments=one.arguments)
+    assert "launch acf" in (pytester.path / "jot").read_text()
+    assert precious.exists()
+    for name in ("r.html", "j.xml", ".coverage", "summary.md"):
+        assert not (pytester.path / name).exists(), name
 
 
 SAME = """

@@ -164,14 +164,33 @@ def test_history_for_github_action_benchmark(reports: Path, tmp_path: Path) -> N
     target, picture = tmp_path / "b.json", tmp_path / "h.png"
     assert history.main([str(reports), f"--json={target}", f"--plot={picture}"]) == 0
     softmax, spills = json.loads(target.read_text())
-    assert softmax["name"] == "softmax"
+    assert softmax["name"] == "softmax in t.py::a"
     assert softmax["unit"] == "x"
     assert 0.97 < softmax["value"] < 0.99  # the newest run, not the file that comes last
     assert softmax["extra"] == "fail: slower\nH200 (GPU-1)"
     low, _, high = softmax["range"].partition(" to ")
     assert float(low) < softmax["value"] < float(high)
-    assert spills == {"name": "spills", "unit": "x", "value": 1.5, "extra": "pass"}
+    assert spills == {"name": "spills in t.py::b", "unit": "x", "value": 1.5, "extra": "pass"}
     assert picture.read_bytes().startswith(PNG)
+
+
+def test_history_of_kernels_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two tests are two trends, and one that comes later cuts none in two."""
+    for day, tests in ((1, "a"), (2, "ab"), (3, "ab")):
+        found = [sim.record(sim.win("softmax", speedup=1.06), f"{one}/t.py::t") for one in tests]
+        environment = {**_json.environment(found), "date": f"2026-11-0{day}T08:30:00+00:00"}
+        (tmp_path / f"{day}.json").write_text(_json.as_text(found, [], environment))
+    assert history.main([str(tmp_path), f"--json={tmp_path / 'b.txt'}"]) == 0
+    shape = [
+        line[:12] if line.startswith("  2") else line[:30]
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    assert [line for line in shape if "date" not in line] == [
+        "softmax in a/t.py::t", "  2026-11-01", "  2026-11-02", "  2026-11-03",
+        "softmax in b/t.py::t", "  2026-11-02", "  2026-11-03",
+    ]  # fmt: skip
+    names = [entry["name"] for entry in json.loads((tmp_path / "b.txt").read_text())]
+    assert names == ["softmax in a/t.py::t", "softmax in b/t.py::t"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +198,7 @@ def test_history_for_github_action_benchmark(reports: Path, tmp_path: Path) -> N
     [
         ("{", "no report of --ciq-json"),
         ("[]", "no report of --ciq-json"),
-        ('{"schema": 2}', "schema 2, and this version reads 1"),
+        ('{"schema": 2, "records": []}', "schema 2, and this version reads 1"),
         ("[" * 100_000, "no report of --ciq-json"),
         ("\x00", "no report of --ciq-json"),
         ('{"schema": 1}', "no report of --ciq-json"),
@@ -200,6 +219,21 @@ def test_a_named_file_that_is_no_report_is_told(
     assert says in capsys.readouterr().err
     assert history.main([str(bad), str(reports)]) == 1  # the others are shown all the same
     assert "softmax" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[" * 9, '{"schema": 1, "recor', '{"schema": 2, "records": []}']
+)
+def test_a_broken_report_in_a_folder_is_told(
+    reports: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """A run that left half a file must not be one that was never there."""
+    (reports / "broken.json").write_text(text)
+    assert history.main([str(reports)]) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith(f"history: {reports / 'broken.json'}: ")
+    assert len(err.splitlines()) == 1  # package.json beside it is no report, and is not told
+    assert "softmax" in out
 
 
 def test_history_without_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_compileiq.report.failure import explain
 from pytest_compileiq.report.figures import Figures, figures, labels
-from pytest_compileiq.report.terminal import write_table
+from pytest_compileiq.report.terminal import _width, write_table
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 from . import simulated as sim
@@ -144,6 +144,13 @@ def test_wide_characters_keep_the_columns() -> None:
     assert lines[2].index("win") + 2 == lines[3].index("win")  # two characters on four columns
 
 
+def test_lines_are_as_wide_as_the_terminal_in_columns() -> None:
+    message = "x " + "行列" * 50 + " 行列 end"
+    lines = table([sim.record(replace(SLOWER, kernel="行" * 60, message=message))])
+    assert max(map(_width, lines)) <= 80
+    assert "".join(line.strip() for line in lines).count("行") == 60 + 51
+
+
 def test_quiet_shows_what_is_negative_and_verbose_all_messages() -> None:
     records = [sim.record(one) for one in (PASSED, SLOWER, sim.not_judged("k"))]
     quiet = table(records, verbosity=-1)
@@ -169,10 +176,28 @@ def test_equal_reasons_for_not_judging_are_told_once() -> None:
         (["t.py::test_a[1]", "t.py::test_b[1]"], ["k in test_a[1]", "k in test_b[1]"]),
         (["t.py::test[a::b]", "t.py::test"], ["k in test[a::b]", "k in test"]),
         (["t.py::test", "t.py::test"], ["k", "k"]),
+        (["t.py::A::test", "t.py::B::test"], ["k in A::test", "k in B::test"]),
+        (["t.py::test", "t.py::B::test"], ["k in t.py::test", "k in B::test"]),
+        (["a/t.py::test[1]", "a/u.py::test[1]"], ["k in t.py::test[1]", "k in u.py::test[1]"]),
+        (["a/t.py::test", "b/t.py::test"], ["k in a/t.py::test", "k in b/t.py::test"]),
+        (["t.py::test", "b/t.py::test"], ["k in t.py::test", "k in b/t.py::test"]),
+        (
+            ["t.py::test[/]", "t.py::test[::]", "u.py::test[/]"],
+            ["k in t.py::test[/]", "k in t.py::test[::]", "k in u.py::test[/]"],
+        ),
     ],
 )
 def test_kernels_of_one_name_are_told_apart(nodeids: list[str], expected: list[str]) -> None:
     assert labels([{"kernel": "k", "nodeid": one} for one in nodeids]) == expected
+
+
+def test_the_examples_kernels_of_one_name_are_two() -> None:
+    places = [
+        "examples/helion/test_softmax.py::test_softmax",
+        "examples/triton/test_softmax.py::test_softmax",
+    ]
+    told = labels([{"kernel": "softmax", "nodeid": one} for one in places])
+    assert told == [f"softmax in {one.removeprefix('examples/')}" for one in places]
 
 
 def test_a_failure_explains_itself() -> None:

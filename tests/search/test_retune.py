@@ -107,12 +107,40 @@ def test_accept_takes_the_winner_and_keeps_the_former(
     by_bytes(useless)
     committed = (useless.path / "best.acf").read_bytes()
     result, (record,) = run_json("--ciq-retune=1", "--ciq-accept")
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(failed=1)  # green is what was judged on the files that are there
+    assert (record["reason"], record["numbers"]["retuned"]["won"]) == ("slower", True)
+    assert "; --ciq-accept wrote best.acf, its former content is in " in record["remedy"]
+    assert "run once more" in record["remedy"]
     folder = Path(record["numbers"]["retuned"]["folder"])
     assert (folder / "former-best.acf").read_bytes() == committed
     assert (useless.path / "best.acf").read_bytes() == (folder / "best.acf").read_bytes()
     assert (useless.path / "best.acf.json").exists()
     run_json()[0].assert_outcomes(passed=1)
+
+
+def test_rows_of_one_acf_are_not_green_for_a_file_that_is_gone(
+    useless: pytest.Pytester, run_json: RunJson
+) -> None:
+    """Each row's winner takes the place of that of the row before, which it does not suit."""
+    useless.makepyfile(
+        """
+        import hashlib, pytest
+        from pytest_compileiq import Objective
+        @pytest.mark.ciq_beats_baseline("best.acf")
+        @pytest.mark.parametrize("row", [0, 1])
+        def test_it(ciq, row):
+            def score(config):
+                if not config:
+                    return 100
+                mark = hashlib.sha256(config.encode()).digest()[0]
+                return 50 + mark / 256 if mark % 2 == row and len(config) != SIZE else 200
+            ciq.check(Objective(score))
+        """.replace("SIZE", str(2 * (useless.path / "best.acf").stat().st_size))
+    )
+    result, records = run_json("--ciq-retune=1", "--ciq-accept")
+    result.assert_outcomes(failed=2)
+    assert [record["numbers"]["retuned"]["won"] for record in records] == [True, True]
+    run_json()[0].assert_outcomes(failed=1, passed=1)
 
 
 def test_accept_describes_the_winner_and_not_what_checks_before_it_saw(
@@ -131,7 +159,7 @@ def test_accept_describes_the_winner_and_not_what_checks_before_it_saw(
         """
     )
     result, (*_, record) = run_json("--ciq-retune=1", "--ciq-accept")
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(failed=1)
     assert record["numbers"]["retuned"]["won"] is True
     content = (useless.path / "best.acf").read_bytes()
     described = json.loads((useless.path / "best.acf.json").read_text())
@@ -210,8 +238,10 @@ def test_a_missing_acf_is_searched_for(useless: pytest.Pytester, run_json: RunJs
     assert record["numbers"]["retuned"]["won"] is True
     assert re.search(r"for the score of score \(100 -> \d\d\) found one", record["remedy"])
     result, (record,) = run_json("--ciq-retune=1", "--ciq-accept")
-    result.assert_outcomes(passed=1)
-    assert record["message"].endswith("--ciq-accept wrote best.acf")  # there was no former one
+    result.assert_outcomes(failed=1)
+    # There was no former one.
+    assert "--ciq-accept wrote best.acf: run once more" in record["remedy"]
+    run_json()[0].assert_outcomes(passed=1)
 
 
 def test_a_search_without_a_space_leaves_no_folder(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,6 +202,26 @@ def test_of_two_runs_at_once_each_writes_its_pair(
     assert found.acf.content == b"second"
     assert found.sidecar is not None
     assert found.sidecar.sha256 == found.acf.sha256
+
+
+def test_a_kill_between_the_two_files_names_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "best.acf"
+    offer._take(place, b"former", sidecar.describe(Acf(place, b"former"), arch=None, numbers={}))
+    new = sidecar.describe(Acf(place, b"newest"), arch=None, numbers={})
+    monkeypatch.setattr(sidecar, "write", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    if not (pid := os.fork()):
+        offer._take(place, b"newest", new)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    monkeypatch.undo()
+    found = sidecar.load(place)
+    assert found.acf.content == b"newest"
+    assert found.sidecar is not None
+    told = sidecar.altered(found.acf, found.sidecar)  # as each run asks
+    assert told is not None
+    assert "best.acf is not the file that its sidecar describes" in told
 
 
 def test_a_report_s_folder_never_takes_another_s_place(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from compileiq.ciq import Search
 from compileiq.search_spaces import base as ss
 from compileiq.types import LoguruTrackerConfig, WorkerTypes
 
+from pytest_compileiq import searching
 from pytest_compileiq.errors import CiqError, SettingsError
+from pytest_compileiq.isolation import child
 from pytest_compileiq.searching import CiqSearch
 from pytest_compileiq.verdict import Reason
 
@@ -172,6 +175,27 @@ def test_max_seconds_ends_a_search(ciq_search: CiqSearch) -> None:
     search = ciq_search(slow, GRID, generations=9, pool_size=6, max_seconds=3, task_timeout=60)
     search.start()
     assert search.spent == "max_seconds=3"
+
+
+@pytest.mark.parametrize("asked", [None, 60.0, 3.0])
+def test_an_isolated_test_is_not_killed_in_its_search(
+    ciq_search: CiqSearch, monkeypatch: pytest.MonkeyPatch, asked: float | None
+) -> None:
+    """Whatever max_seconds allows, a fifth of --ciq-timeout stays of the test's own time."""
+    timeout = ciq_search._settings.timeout
+    monkeypatch.setattr(child, "seconds_left", lambda: 5.0 + 0.2 * timeout)
+    given: dict[str, Any] = {}
+    opened = SimpleNamespace(notes=[], close=lambda: None)
+    monkeypatch.setattr(searching, "open_search", lambda *_, **more: given.update(more) or opened)
+    ciq_search(bowl, GRID, generations=2, max_seconds=asked)
+    assert given["max_seconds"] == pytest.approx(min(asked or 5.0, 5.0))
+
+
+@pytest.mark.parametrize("name", ["task_timeout", "max_seconds", "max_calls"])
+@pytest.mark.parametrize("limit", [0, -1.0, math.nan])
+def test_nothing_is_not_taken_for_no_limit(ciq_search: CiqSearch, name: str, limit: Any) -> None:
+    with pytest.raises(SettingsError, match=f"{name}={limit} leaves the search nothing"):
+        ciq_search(bowl, GRID, generations=2, **{name: limit})
 
 
 def test_the_budget_holds_between_batches_of_other_workers(ciq_search: CiqSearch) -> None:
