@@ -13,7 +13,7 @@ from pytest_compileiq import marks as _marks
 from pytest_compileiq import records
 from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.isolation import child, crash, parent
-from pytest_compileiq.isolation.attempt import EnvironmentFor
+from pytest_compileiq.isolation.attempt import EnvironmentFor, Settle
 from pytest_compileiq.isolation.crash import Crash, Properties
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
@@ -27,6 +27,7 @@ def install(
     *,
     before_fork: Callable[[], object],
     environment_for: EnvironmentFor,
+    settle: Settle,
     warm_up: Callable[[], object],
 ) -> str | None:
     """Register the isolation of tests that use a ``ciq`` fixture; returns why it can not be.
@@ -49,6 +50,7 @@ def install(
         environment_for=environment_for,
         timeout_for=lambda item: chosen.test_timeout,
         crash_properties=crash_properties,
+        settle=settle,
         before_fork=before_fork,
         warm_up=warm_up,
     )
@@ -96,9 +98,8 @@ class LateRequests:
 
 def crash_properties(item: pytest.Item, died: Crash) -> Properties:
     """A record for every check that the test asked for: answered, crashed, or not judged."""
-    answered = {
-        json.loads(str(value))["check"] for name, value in died.kept if name == records.VERDICT
-    }
+    answers = [json.loads(str(value)) for name, value in died.kept if name == records.VERDICT]
+    answered = {answer["check"] for answer in answers}
     try:
         marks = list(_marks.marks_of(item))
     except SettingsError:
@@ -106,17 +107,21 @@ def crash_properties(item: pytest.Item, died: Crash) -> Properties:
     open_checks = [
         check for check in (_marks.MARKS[name][0] for name in marks) if check not in answered
     ]
-    running = died.progress.check or next(iter(open_checks), "")
+    running, kernel = died.progress.check or next(iter(open_checks), ""), item.name
     if not running:
-        # A test that asked for no check has no answer to lose; that it died has to be on record.
-        return [*died.kept] if died.reason is Reason.UNFIT else crash.one_record(item, died)
-    verdicts = [crash.verdict(died, Check(running), item.name)]
+        if died.reason is Reason.UNFIT:
+            return [*died.kept]
+        # No answer is lost, and that the test died has to be on record.
+        last = answers[-1] if answers else {"check": Check.WIN, "kernel": kernel}
+        running, kernel = last["check"], last["kernel"]
+    verdicts = [crash.verdict(died, Check(running), kernel)]
+    before = f"the test's process {died.reason} before"
     verdicts += [
         Verdict(
             check=check,
             kernel=died.progress.kernel or item.name,
             status=Status.NOT_JUDGED,
-            message=f"the test's process {died.reason} before",
+            message="the test did not run" if died.reason is Reason.UNFIT else before,
         )
         for check in open_checks
         if check != running

@@ -117,6 +117,8 @@ class ZygoteClient:
             gentle = isinstance(error, KeyboardInterrupt)
             if not (gentle and self._ended(Kind.INTERRUPT, INTERRUPT_GRACE)):
                 self._ended(Kind.KILL, KILL_GRACE)
+            while gentle and child.read(on_message):  # what it had said before, and at its end
+                pass
             raise
         finally:
             child.close()

@@ -163,11 +163,12 @@ def test_a_verdict_before_the_crash_is_kept(suite: Suite) -> None:
     suite.write(
         test_a="""
 import json
+from pytest_compileiq import records
 RECORD = {"check": "canary", "kernel": "k", "status": "pass", "reason": None, "message": ""}
 RECORD |= {"nodeid": "", "remedy": "", "numbers": {}, "samples": []}
 @pytest.mark.ciq_canary
 @pytest.mark.ciq_max_cv(5)
-def test_1(ciq): keep("ciq", json.dumps(RECORD)); progress("best.acf", kernel="k"); os.abort()
+def test_1(ciq): keep(records.VERDICT, json.dumps(RECORD)); progress("best.acf", kernel="k"); os.abort()
 """
     )
     suite.run("--ciq-json=x.json")
