@@ -66,13 +66,26 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"pytest-compileiq: {error}") from None
     if state.NO_GPU in config.stash:
         raise pytest.UsageError(f"pytest-compileiq: {config.stash[state.NO_GPU]}")
+    chosen = config.stash[state.SETTINGS]
+    if chosen.gpu is not None and not config.option.help:
+        _require_choice(config, chosen)
     for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
-    chosen = config.stash[state.SETTINGS]
     if not hasattr(config, "workerinput"):
         _report(config, chosen)
     if chosen.isolate == "require" or (chosen.isolate == "auto" and chosen.gpu is not None):
         _isolate(config, chosen)
+
+
+def _require_choice(config: pytest.Config, chosen: Settings) -> None:
+    from pytest_compileiq import device
+
+    if device.GPUS not in config.stash:
+        raise pytest.UsageError(
+            f"pytest-compileiq: {chosen.sources['gpu']} comes too late: the plugin was loaded by a "
+            "conftest.py, when the tests could have started CUDA on another GPU\n"
+            "  to do: load it by its entry point, or by -p pytest_compileiq.plugin"
+        )
 
 
 def _report(config: pytest.Config, chosen: Settings) -> None:

@@ -129,6 +129,22 @@ def test_help_needs_no_gpu(machine: Machine, run: Run) -> None:
     assert run(HOLD, "--ciq-gpu=0", "--help").ret == 0
 
 
+def test_a_plugin_that_is_loaded_by_a_conftest_comes_too_late(
+    machine: Machine, run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skipped, all tests of the GPU would make a green run of it."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest("pytest_plugins = ['pytest_compileiq.plugin']")
+    result = run(HOLD, "--ciq-gpu=0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--ciq-gpu comes too late*", "*to do: load it by *-p pytest_compileiq.plugin"]
+    )
+    assert run(HOLD).ret == 0
+    assert run(HOLD, "--ciq-gpu=0", "--help").ret == 0
+    assert run(HOLD, "-p", "pytest_compileiq.plugin", "--ciq-gpu=0").ret == 0
+
+
 def test_workers_get_the_gpu_and_not_a_number_of_their_own(machine: Machine, run: Run) -> None:
     machine.asked = {1}
     source = "import os\ndef test_it(ciq_gpu): assert ciq_gpu.gpu.index == 1\n"
