@@ -379,6 +379,17 @@ def test_reset_clocks_finds_the_folder_that_pytest_finds(
     assert command("reset-clocks").stdout.startswith("ok")
 
 
+def test_reset_clocks_does_not_look_past_a_folder_that_only_pytest_knows(
+    machine: Machine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nciq_lease_dir = {folder}\n")
+    refused = command("reset-clocks")
+    assert refused.returncode == 2
+    assert f"{tmp_path / 'pytest.ini'} sets ciq_lease_dir, which only pytest" in refused.stderr
+    assert command("reset-clocks", f"--ciq-lease-dir={folder}").returncode == 0
+
+
 def test_reset_clocks_prints_no_name_that_somebody_made_up(machine: Machine, folder: Path) -> None:
     for name in ("GPU-\x1b[31mred.json", "GPU-1.json", f"{machine.uuid()}.json.json"):
         (folder / name).touch()
