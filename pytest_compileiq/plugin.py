@@ -236,7 +236,7 @@ def pytest_runtest_makereport(
     if call.when == "call" and report.passed and item.stash.get(state.CALLED, False):
         complaint = _complaint(item)
         item.stash[state.PASSED] = complaint is None
-    elif call.when == "teardown" and report.passed and _passed(item):
+    elif call.when == "teardown" and report.passed:
         complaint = _accept(item)
     if complaint is not None:
         report.outcome = "failed"
@@ -274,13 +274,10 @@ def _complaint(item: pytest.Item) -> str | None:
     return complaints.complaint(item)
 
 
-def _passed(item: pytest.Item) -> bool:
-    return item.stash.get(state.PASSED, False) and not item.stash[state.FAILED]
-
-
 def _accept(item: pytest.Item) -> str | None:
-    """Write what --ciq-accept shall; returns why it cannot be written."""
-    if not item.config.stash[state.SETTINGS].accept:
+    """Write what --ciq-accept shall, if all has passed; returns why it cannot be written."""
+    passed = item.stash.get(state.PASSED, False) and not item.stash[state.FAILED]
+    if not (passed and item.config.stash[state.SETTINGS].accept):
         return None
     from pytest_compileiq import accepting
     from pytest_compileiq.errors import CiqError

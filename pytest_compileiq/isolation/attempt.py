@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_compileiq import records
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.isolation import crash as _crash
 from pytest_compileiq.isolation import messages
@@ -155,7 +156,7 @@ class Attempter:
         if crash is not None:
             properties = self._crash_properties(item, crash)
             attempt.add(self._report(item, crash, listener.next_phase, properties, seconds))
-        elif listener.lost_by_interrupt:
+        elif listener.untold and attempt.ending == (Kind.INTERRUPTED,):
             crash = Crash(Reason.UNFIT, "Ctrl-C came before its end", listener.progress)
             attempt.add(self._report(item, crash, listener.next_phase, listener.kept, seconds))
 
@@ -208,6 +209,7 @@ class _Listener:
     def __init__(self, item: pytest.Item, attempt: Attempt) -> None:
         self.progress = Progress()
         self.kept: Properties = []
+        self.untold = False  # was a verdict kept since the last report?
         self._item = item
         self._attempt = attempt
 
@@ -229,6 +231,7 @@ class _Listener:
             if instead:
                 self.kept.pop()
             self.kept.append((str(name), value))
+            self.untold = self.untold or name == records.VERDICT
         elif kind == Kind.REPORT:
             (data,) = fields
             config = self._item.config
@@ -236,7 +239,7 @@ class _Listener:
             report: pytest.TestReport = hook(config=config, data=data)
             if report.nodeid != self._item.nodeid:
                 raise ValueError(f"a report of {report.nodeid}")
-            self.kept = [*report.user_properties] or self.kept
+            self.kept, self.untold = [*report.user_properties] or self.kept, False
             return report
         elif kind == Kind.WARNING:
             replay_warning(self._item.config, *fields)
@@ -256,12 +259,6 @@ class _Listener:
             return False
         done = any(report.when == "teardown" for report in self._attempt.reports)
         return done or ending[0] != Kind.DONE
-
-    @property
-    def lost_by_interrupt(self) -> bool:
-        """Are there answers that no report tells of, since Ctrl-C came first?"""
-        interrupted = self._attempt.ending == (Kind.INTERRUPTED,)
-        return interrupted and bool(self.kept) and self.next_phase != "teardown"
 
     @property
     def next_phase(self) -> str:
