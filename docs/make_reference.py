@@ -100,9 +100,10 @@ def options() -> str:
         f"# Options, variables and ini keys\n{WRITTEN_BY}\n"
         "Each option can be given in three places, and the first of them wins: the command line "
         "(`--ciq-gpu-timeout`), the environment (`PYTEST_CIQ_GPU_TIMEOUT`), the ini file "
-        "(`ciq_gpu_timeout`). A switch is on with `1`, `true`, `yes` or `on`. `pytest` prints in "
-        "its header what was set and where. For what a mark decides (limits, ACFs), "
-        "there is no option.\n\n"
+        "(`ciq_gpu_timeout`). A switch is on with `1`, `true`, `yes` or `on`. In pytest 9's "
+        '`[tool.pytest]` each value is a string: `ciq_budget = "3"`, `ciq_strict = "true"`. '
+        "`pytest` prints in its header what was set and where. For what a mark decides "
+        "(limits, ACFs), there is no option.\n\n"
         + _table(["option", "meaning", "default"], rows)
         + "\nA relative path is relative to the folder that pytest was started in, or, from the "
         "ini file, to the rootdir. `pytest -p no:compileiq` removes the plugin.\n"
@@ -220,7 +221,9 @@ def commands() -> str:
         f"# Commands\n{WRITTEN_BY}\nWhat runs no tests. Each takes `--help`.\n\n"
         + _table(["command", "meaning"], rows)
         + "\nThe exit status of `doctor` is the number of faults, that of `diagnose` 0 for a "
-        "search without a finding.\n"
+        "search without a finding. No command reads pytest's ini file: `doctor` takes the "
+        "variables (`PYTEST_CIQ_PTXAS`), and `reset-clocks` `--ciq-lease-dir` as well; both say "
+        "so where an ini file sets one of their keys.\n"
     )
 
 

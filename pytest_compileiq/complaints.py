@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_compileiq import marks, records, state
-from pytest_compileiq.errors import GpuError
-from pytest_compileiq.fixture import CIQ
-from pytest_compileiq.toolchain import sidecar
+from pytest_compileiq import marks, state
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 
 def complaint(item: pytest.Item) -> str | None:
-    """Why a test that passed must not: a mark that nothing answered, a sidecar not written."""
+    """Why a test that passed must not: a mark that nothing answered."""
     helper = item.stash.get(state.HELPER, None)
     asked = item.stash.get(state.MARKS, {})
     late = {mark.name for mark in item.iter_markers() if mark.name.startswith("ciq_")} - set(asked)
@@ -35,27 +32,6 @@ def complaint(item: pytest.Item) -> str | None:
             remedy = "call ciq.check(kernel_or_objective); a verb counts with the mark's own limits"
             checks = [marks.MARKS[name][0] for name in missing]
             return _unfit(item, checks, item.name, message, remedy)
-    if helper is not None and helper.offers and not item.stash[state.FAILED]:
-        try:
-            helper.close()  # says whether the clocks held, on which a speed-up rests
-        except GpuError as error:
-            return str(error)
-        return _write_sidecars(item, helper)
-    return None
-
-
-def _write_sidecars(item: pytest.Item, helper: CIQ) -> str | None:
-    for acf, offer in helper.offers.items():
-        try:
-            written = sidecar.write(acf, offer.sidecar)
-            item.stash[state.LEFT].append((records.NOTE, f"--ciq-accept wrote {written.name}"))
-        except OSError as error:
-            message = (
-                f"--ciq-accept: the sidecar {sidecar.path_of(acf)} cannot be written "
-                f"({error.strerror}); the checks passed, and the file is as it was"
-            )
-            remedy = "make the folder writable and run again, or run without --ciq-accept"
-            return _unfit(item, [offer.check], offer.kernel, message, remedy)
     return None
 
 

@@ -1,7 +1,8 @@
 """``python -m pytest_compileiq doctor``: one line a point, and behind each fault its cure.
 
 Looks and never touches: no clock is set to find out whether one may be. The exit status is the
-number of faults. A missing GPU is a note, as the static tier needs none.
+number of faults. A missing GPU is a note, as the static tier needs none. Pytest's ini file is not
+read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pytest_compileiq.gpu.clocks import missing_permission
 from pytest_compileiq.gpu.guardian_client import DriverError, find_pynvml, reset_command
 from pytest_compileiq.gpu.lease import Folder, choose
 from pytest_compileiq.gpu.recovery import left_behind
+from pytest_compileiq.settings import ini_only
 from pytest_compileiq.toolchain import acf, ptxas
 
 OK, NOTE, FAULT = "ok", "note", "FAULT"
@@ -62,6 +64,7 @@ def examine(env: Mapping[str, str], *, deadline_s: float = 60.0) -> Iterator[Lin
     """All points in order. ``deadline_s`` is how long NVML may take to answer."""
     parts: dict[str, Callable[[], Iterable[Line]]] = {
         "packages": _packages,
+        "ini file": lambda: _ini_file(env),
         "ptxas": lambda: _ptxas(env),
         "triton": _triton,
         "flashinfer": _flashinfer,
@@ -104,6 +107,12 @@ def _packages() -> Iterator[Line]:
             continue
         fine = _version(found) >= _version(floor)
         yield Line(OK, package, found) if fine else Line(FAULT, package, found, cure)
+
+
+def _ini_file(env: Mapping[str, str]) -> Iterator[Line]:
+    for option, path in ini_only(("ptxas", "debug_pack", "lease_dir"), env, Path.cwd()):
+        text = f"{path} sets {option.ini}, which only pytest reads: not looked at here"
+        yield Line(NOTE, "ini file", text, f"run this with {option.variable} set as well")
 
 
 def _ptxas(env: Mapping[str, str]) -> Iterator[Line]:

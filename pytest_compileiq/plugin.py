@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from pytest_compileiq.settings import Settings
 
 
+_PREFIX = "_pytest_compileiq."  # records.PREFIX
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     from pytest_compileiq import hookspecs
 
@@ -63,13 +66,26 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"pytest-compileiq: {error}") from None
     if state.NO_GPU in config.stash:
         raise pytest.UsageError(f"pytest-compileiq: {config.stash[state.NO_GPU]}")
+    chosen = config.stash[state.SETTINGS]
+    if chosen.gpu is not None and not config.option.help:
+        _require_choice(config, chosen)
     for line in _settings.MARK_LINES:
         config.addinivalue_line("markers", line)
-    chosen = config.stash[state.SETTINGS]
     if not hasattr(config, "workerinput"):
         _report(config, chosen)
     if chosen.isolate == "require" or (chosen.isolate == "auto" and chosen.gpu is not None):
         _isolate(config, chosen)
+
+
+def _require_choice(config: pytest.Config, chosen: Settings) -> None:
+    from pytest_compileiq import device
+
+    if device.GPUS not in config.stash:
+        raise pytest.UsageError(
+            f"pytest-compileiq: {chosen.sources['gpu']} comes too late: the plugin was loaded by a "
+            "conftest.py, when the tests could have started CUDA on another GPU\n"
+            "  to do: load it by its entry point, or by -p pytest_compileiq.plugin"
+        )
 
 
 def _report(config: pytest.Config, chosen: Settings) -> None:
@@ -100,7 +116,7 @@ class FirstReport:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if any(str(name).startswith("ciq") for name, _ in report.user_properties):
+        if any(str(name).startswith(_PREFIX) for name, _ in report.user_properties):
             # What is registered within a hook's call hears of the next call only.
             self.reporter().pytest_runtest_logreport(report)
 
@@ -115,7 +131,7 @@ class FirstReport:
 
 
 def _isolate(config: pytest.Config, chosen: Settings) -> None:
-    from pytest_compileiq import device, warmup
+    from pytest_compileiq import accepting, device, warmup
     from pytest_compileiq.isolation import wiring
 
     why_not = wiring.install(
@@ -125,6 +141,7 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
         before_fork=lambda: state.assembler(config).staging,
         # The GPU is held by it, too: whoever locks clocks must not be killed with the test.
         environment_for=lambda item: device.environment_for(config, item, chosen),
+        settle=accepting.settle,
         warm_up=lambda: warmup.warm_up(config),
     )
     if why_not is not None:
@@ -168,7 +185,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # A rerun of the same item (pytest-rerunfailures) starts from nothing.
     item.stash[state.VERDICTS] = []
-    item.stash[state.CALLED] = item.stash[state.FAILED] = False
+    item.stash[state.CALLED] = item.stash[state.PASSED] = item.stash[state.FAILED] = False
     if state.HELPER in item.stash:
         del item.stash[state.HELPER]
     fixtures: list[str] = getattr(item, "fixturenames", [])
@@ -215,13 +232,17 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     # Only the report knows whether a unittest test passed: its failures are never raised.
-    if call.when == "call" and report.failed:
-        item.stash[state.FAILED] = True  # a subtest's failure shows in no later report
+    complaint = None
     if call.when == "call" and report.passed and item.stash.get(state.CALLED, False):
         complaint = _complaint(item)
-        if complaint is not None:
-            report.outcome = "failed"
-            report.longrepr = complaint
+        item.stash[state.PASSED] = complaint is None
+    elif call.when == "teardown" and report.passed:
+        complaint = _accept(item)
+    if complaint is not None:
+        report.outcome = "failed"
+        report.longrepr = complaint
+    if report.failed:
+        item.stash[state.FAILED] = True  # a subtest's failure shows in no later report
     ended = call.when == "setup" or (call.when == "call" and item.stash.get(state.CALLED, False))
     if ended and report.failed and _marked(item):
         from pytest_compileiq import marks
@@ -258,6 +279,21 @@ def _complaint(item: pytest.Item) -> str | None:
     from pytest_compileiq import complaints
 
     return complaints.complaint(item)
+
+
+def _accept(item: pytest.Item) -> str | None:
+    """Write what --ciq-accept shall, if all has passed; returns why it cannot be written."""
+    passed = item.stash.get(state.PASSED, False) and not item.stash[state.FAILED]
+    if not (passed and item.config.stash[state.SETTINGS].accept):
+        return None
+    from pytest_compileiq import accepting
+    from pytest_compileiq.errors import CiqError
+
+    try:
+        accepting.accept(item)
+    except CiqError as error:
+        return str(error)
+    return None
 
 
 def _is_apart(config: pytest.Config) -> bool:

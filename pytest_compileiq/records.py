@@ -1,15 +1,18 @@
 """Names under which what a test found rides on its reports, through workers and forks too.
 
-Each is the name of a user property of pytest's reports.
+Each is the name of a user property of pytest's reports, one that no test gives to its own.
 """
 
 from __future__ import annotations
 
+PREFIX = "_pytest_compileiq."
 #: A verdict, as JSON.
-VERDICT = "ciq"
+VERDICT = PREFIX + "verdict"
 #: What the test's GPU did, as JSON.
-GPU = "ciq-gpu"
+GPU = PREFIX + "gpu"
 #: The folder that ``--ciq-keep`` left.
-KEPT = "ciq-kept"
+KEPT = PREFIX + "kept"
 #: What may mislead the reader of a search's result, one line.
-NOTE = "ciq-note"
+NOTE = PREFIX + "note"
+#: Sidecars that --ciq-accept writes once the isolated test that won them has ended well, as JSON.
+OFFER = PREFIX + "offer"

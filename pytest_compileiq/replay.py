@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_compileiq.measure.samples import RecordError, replay
-from pytest_compileiq.verdict import Status
+from pytest_compileiq.measure.samples import RecordError, Replay, replay
+from pytest_compileiq.verdict import Status, plain
 
 #: In what order statuses win when a verdict rests on several samples.
 _WORST = (Status.FAIL, Status.UNDECIDED, Status.PASS)
@@ -62,12 +62,15 @@ def _unreadable(path: Path, why: str) -> RecordError:
 def lines(document: Mapping[str, Any]) -> Iterator[Line]:
     """One line for each record that was measured."""
     for index, record in enumerate(document["records"]):
-        samples = record.get("samples") or []
+        samples = record.get("samples")
         words = [str(record[key]) for key in ("nodeid", "kernel", "check") if record.get(key)]
         name = " ".join(words) or f"record {index}"
-        if not isinstance(samples, list) or not samples:
+        if samples is not None and not isinstance(samples, list):
+            yield Line(name, 0, "?", [f"samples is no list: {samples!r:.60}"])
+        if not samples or not isinstance(samples, list):
             continue
         faults, statuses = [], []
+        found: Replay | None = None
         for number, sample in enumerate(samples):
             try:
                 found = replay(sample)
@@ -84,7 +87,22 @@ def lines(document: Mapping[str, Any]) -> Iterator[Line]:
         stored = record.get("status")
         if stored is not None and not faults and stored != worst:
             faults.append(f"the samples say {worst}, the record says {stored}")
+        if found is not None and len(samples) == 1 and not faults:
+            faults = list(_forged(record, found.recomputed))
         yield Line(name, len(samples), worst, faults)
+
+
+def _forged(record: Mapping[str, Any], recomputed: Mapping[str, Any]) -> Iterator[str]:
+    """What the record tells people otherwise than its one sample does."""
+    told = record.get("numbers") or {}
+    for key in told.keys() & recomputed.keys():
+        if told[key] != (right := plain(recomputed[key])):
+            yield f"numbers.{key} is {told[key]!r}, the sample says {right!r}"
+    reason = recomputed["reason"]
+    # An open question and a call that failed have reasons of their own, which no sample has.
+    own = record.get("status") == Status.UNDECIDED or recomputed.get("blame") is not None
+    if not own and "reason" in record and record["reason"] != reason:
+        yield f"reason is {record['reason']!r}, the sample says {reason!r}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -98,7 +116,8 @@ def main(arguments: Sequence[str]) -> int:
     status = 0
     for path in args.files:
         try:
-            found = list(lines(read(path)))
+            document = read(path)
+            found = list(lines(document))
         except RecordError as error:
             print(error, file=sys.stderr)
             status = 2
@@ -110,7 +129,9 @@ def main(arguments: Sequence[str]) -> int:
         wrong = [line for line in found if line.faults]
         for line in wrong if args.quiet else found:
             print(line)
-        print(f"{path}: {len(found) - len(wrong)} of {len(found)} records came out again")
+        bare = len(document["records"]) - len(found)
+        beside = f"; {bare} beside them have no samples" if bare else ""
+        print(f"{path}: {len(found) - len(wrong)} of {len(found)} records came out again{beside}")
         if wrong and status == 0:
             status = 1
     return status

@@ -281,6 +281,35 @@ def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings
     return Settings(values, sources)
 
 
+#: Where pytest looks for its ini keys, in the folder that it is started in and above.
+_INI_FILES = (
+    *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
+    *("pyproject.toml", "tox.ini", "setup.cfg"),
+)
+
+
+def ini_only(
+    names: tuple[str, ...], env: Mapping[str, str], folder: Path
+) -> list[tuple[Option, Path]]:
+    """Those of the options that only an ini file sets, for who runs without pytest, with the file.
+
+    Pytest has no public way to have its ini file read, so such a value can only be named.
+    """
+    keys = {one.ini: one for one in OPTIONS if one.name in names and not env.get(one.variable)}
+    for place in (folder, *folder.parents):
+        found = []
+        for path in (place / name for name in _INI_FILES):
+            try:
+                lines = path.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError):
+                continue
+            set_here = dict.fromkeys(line.partition("=")[0].strip() for line in lines)
+            found += [(keys[key], path) for key in set_here if key in keys]
+        if found:
+            return found
+    return []
+
+
 def report_folder(config: pytest.Config, nodeid: str) -> Path:
     """Where a test leaves files for people: ``ciq-report/<test>`` in the rootdir."""
     plain = "".join(char if char.isalnum() or char in "._-[]" else "-" for char in nodeid)

@@ -19,8 +19,9 @@ ASSEMBLER: pytest.StashKey[Assembler] = pytest.StashKey()
 MARKS: pytest.StashKey[dict[str, Params]] = pytest.StashKey()
 VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
 HELPER: pytest.StashKey[CIQ] = pytest.StashKey()
-#: Has the test's function ended? Has it, or a subtest of it, failed?
+#: Has the test's function ended? Has it passed? Has any part of the test, or a subtest, failed?
 CALLED: pytest.StashKey[bool] = pytest.StashKey()
+PASSED: pytest.StashKey[bool] = pytest.StashKey()
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
 #: What can run the test again for --ciq-retune, from before its setup to its end.
 AGAIN: pytest.StashKey[Again | None] = pytest.StashKey()

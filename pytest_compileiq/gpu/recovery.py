@@ -13,7 +13,7 @@ from pytest_compileiq.errors import GpuError
 from pytest_compileiq.gpu.guardian_client import GuardianClient
 from pytest_compileiq.gpu.identity import resolve, survey
 from pytest_compileiq.gpu.lease import Folder, Lease, choose
-from pytest_compileiq.settings import OPTIONS
+from pytest_compileiq.settings import OPTIONS, ini_only
 
 # Whoever may write into the folder may put there what is to be printed on a terminal.
 _JOURNAL = re.compile(r"(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json")
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pytest_compileiq reset-clocks",
         description="Reset the clocks of GPUs on which a killed test run may have left them locked. "
-        "A GPU that a test holds is not touched.",
+        "A GPU that a test holds is not touched. Pytest's ini file is not read.",
     )
     parser.add_argument(
         "--all", action="store_true", help="also GPUs of which no run left a journal"
@@ -91,6 +91,11 @@ def main(arguments: Sequence[str]) -> int:
     folder: Path | None = options.ciq_lease_dir
     if folder is None and (text := os.environ.get("PYTEST_CIQ_LEASE_DIR")):
         folder = _lease_dir(text)
+    if folder is None and (unread := ini_only(("lease_dir",), os.environ, Path.cwd())):
+        parser.error(
+            f"{unread[0][1]} sets ciq_lease_dir, which only pytest reads, and the journals are "
+            "there: name the folder by --ciq-lease-dir=DIR"
+        )
     try:
         uuids = left_behind(folder)
         if options.ciq_gpu:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from pytest_compileiq import records
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.isolation import crash as _crash
 from pytest_compileiq.isolation import messages
-from pytest_compileiq.isolation.crash import Crash, CrashProperties
+from pytest_compileiq.isolation.crash import Crash, CrashProperties, Properties
 from pytest_compileiq.isolation.messages import Kind, Progress
 from pytest_compileiq.isolation.zygote_client import (
     Ended,
@@ -28,19 +29,40 @@ from pytest_compileiq.verdict import Reason
 #: Holds what a test needs (the GPU, its clocks) around its process; yields its environment.
 EnvironmentFor = Callable[[pytest.Item], AbstractContextManager[dict[str, str]]]
 
+#: Takes the last report of a test that has passed and is over. Raises CiqError.
+Settle = Callable[[pytest.TestReport], object]
+Log = Callable[[pytest.TestReport], object]
+
 _ENDINGS = (Kind.DONE, Kind.QUIT, Kind.INTERRUPTED, Kind.ERROR)
 _REAL_EXITS = (pytest.exit.Exception, KeyboardInterrupt)
 
 
 @dataclass(slots=True)
 class Attempt:
-    """What came of it. ``lost`` says why the zygote is of no use any more."""
+    """What came of it. ``lost`` says why the zygote is of no use any more.
 
+    ``log`` hears of each report as it comes, so that Ctrl-C takes none away (xdist's controller
+    hears of nothing later), but not of the teardown's, to which something may be added. Without
+    it, all wait in ``unlogged``.
+    """
+
+    log: Log | None = None
     reports: list[pytest.TestReport] = field(default_factory=list)
     ending: tuple[Any, ...] | None = None
     crash: Crash | None = None
     may_rerun: bool = True
     lost: str = ""
+    logged: int = 0
+
+    def add(self, report: pytest.TestReport) -> None:
+        self.reports.append(report)
+        if self.log is not None and report.when != "teardown":
+            self.logged += 1
+            self.log(report)
+
+    @property
+    def unlogged(self) -> list[pytest.TestReport]:
+        return self.reports[self.logged :]
 
     @property
     def failed(self) -> bool:
@@ -62,50 +84,57 @@ class Attempter:
         environment_for: EnvironmentFor,
         timeout_for: Callable[[pytest.Item], float],
         crash_properties: CrashProperties,
+        settle: Settle,
     ) -> None:
         self._config = config
+        self._settle = settle
         self._link = link
         self._environment_for = environment_for
         self._timeout_for = timeout_for
         self._crash_properties = crash_properties
         self._tells = True
 
-    def __call__(self, item: pytest.Item, index: int) -> Attempt:
+    def __call__(self, item: pytest.Item, index: int, log: Log | None) -> Attempt:
+        attempt = Attempt(log)
         with ExitStack() as held:
             call, error = phase(
                 item, "setup", lambda: held.enter_context(self._environment_for(item))
             )
-            if call.excinfo is not None:
-                return Attempt([self._failed_phase(item, call, error)])
+            if call.excinfo is not None:  # no GPU, clocks not locked
+                report = pytest.TestReport.from_item_and_call(item, call)
+                if error is not None:
+                    crash = Crash(error.reason, error.what, remedy=error.remedy)
+                    report.user_properties = list(self._crash_properties(item, crash))
+                attempt.add(report)
+                return attempt
             messages.flush_output()
+            timeout = self._timeout_for(item)
+            request = (item.nodeid, index, place_of(item), call.result, timeout)
+            self._run(attempt, item, request, timeout)
             try:
-                timeout = self._timeout_for(item)
-                request = (item.nodeid, index, place_of(item), call.result, timeout)
-                attempt = self._run(item, request, timeout)
+                call, _ = phase(item, "teardown", lambda: self._end(attempt, held))
             except KeyboardInterrupt:
-                try:
-                    held.close()
-                except CiqError as told:  # the clocks' trouble is no internal error of pytest
-                    print(f"\npytest-compileiq: {told}", file=sys.__stderr__)
-                raise
-            call, error = phase(item, "teardown", held.close)
+                attempt.ending = (Kind.INTERRUPTED,)
+                return attempt
             if call.excinfo is not None:
-                attempt.reports.append(self._failed_phase(item, call, error))
+                report = pytest.TestReport.from_item_and_call(item, call)
+                # What the test has answered stands: the trouble came after it.
+                report.user_properties = [
+                    one for last in attempt.reports[-1:] for one in last.user_properties
+                ]
+                attempt.add(report)
             return attempt
 
-    def _failed_phase(
-        self, item: pytest.Item, call: pytest.CallInfo[Any], error: CiqError | None
-    ) -> pytest.TestReport:
-        """The report of what went wrong around the process: no GPU, clocks not locked."""
-        report = pytest.TestReport.from_item_and_call(item, call)
-        if error is not None:
-            crash = Crash(error.reason, error.what, remedy=error.remedy)
-            report.user_properties = list(self._crash_properties(item, crash))
-        return report
+    def _end(self, attempt: Attempt, held: ExitStack) -> None:
+        """Give back what was held around the process, and let a test that passed take effect."""
+        held.close()
+        if attempt.ending == (Kind.DONE,) and not attempt.failed:
+            self._settle(attempt.reports[-1])
 
-    def _run(self, item: pytest.Item, request: tuple[Any, ...], timeout: float) -> Attempt:
-        listener = _Listener(item)
-        attempt = Attempt(listener.reports)
+    def _run(
+        self, attempt: Attempt, item: pytest.Item, request: tuple[Any, ...], timeout: float
+    ) -> None:
+        listener = _Listener(item, attempt)
         seconds, crash = 0.0, None
         try:
             ended = self._link.run(request, timeout, listener, self._teller(item, listener))
@@ -122,12 +151,15 @@ class Attempter:
             attempt.lost = f"the server of isolated tests {error} while {item.nodeid} ran"
             text = f"its process was lost with its server, which {error}"
             crash = Crash(Reason.CRASHED, text, listener.progress, kept=listener.kept)
-        attempt.ending = listener.ending
-        attempt.may_rerun = listener.may_rerun
+        except KeyboardInterrupt:
+            attempt.ending = (Kind.INTERRUPTED,)
         attempt.crash = crash
         if crash is not None:
-            attempt.reports.append(self.report(item, crash, listener.next_phase, seconds))
-        return attempt
+            properties = self._crash_properties(item, crash)
+            attempt.add(self._report(item, crash, listener.next_phase, properties, seconds))
+        elif listener.untold and attempt.ending == (Kind.INTERRUPTED,):
+            crash = Crash(Reason.UNFIT, "Ctrl-C came before its end", listener.progress)
+            attempt.add(self._report(item, crash, listener.next_phase, listener.kept, seconds))
 
     def _teller(self, item: pytest.Item, listener: _Listener) -> OnSecond | None:
         """Tells those who listen what the test is at; None where nobody does."""
@@ -156,8 +188,8 @@ class Attempter:
 
         return tell
 
-    def report(
-        self, item: pytest.Item, crash: Crash, when: str, seconds: float = 0.0
+    def _report(
+        self, item: pytest.Item, crash: Crash, when: str, properties: Properties, seconds: float
     ) -> pytest.TestReport:
         """The failing report of a crash, with all that the dead process had written."""
         sections = []
@@ -171,34 +203,31 @@ class Attempter:
                 if text
             ]
         return _crash.report(
-            item,
-            crash,
-            when=when,
-            seconds=seconds,
-            sections=sections,
-            properties=self._crash_properties(item, crash),
+            item, crash, when=when, seconds=seconds, sections=sections, properties=properties
         )
 
 
 class _Listener:
     """Takes a child's messages, any of which may be nonsense from a damaged process."""
 
-    def __init__(self, item: pytest.Item) -> None:
-        self.reports: list[pytest.TestReport] = []
+    def __init__(self, item: pytest.Item, attempt: Attempt) -> None:
         self.progress = Progress()
-        self.kept: list[tuple[str, object]] = []
-        self.ending: tuple[Any, ...] | None = None
-        self.may_rerun = True
+        self.kept: Properties = []
+        self.untold = False  # was a verdict kept since the last report?
         self._item = item
+        self._attempt = attempt
 
     def __call__(self, message: tuple[Any, ...]) -> None:
+        report = None
         try:
-            self._take(*message)
+            report = self._take(*message)
         except Exception as error:
             text = f"it sent a bad message: {type(error).__name__}: {error}"
-            self.ending = self.ending or (Kind.ERROR, text)
+            self._attempt.ending = self._attempt.ending or (Kind.ERROR, text)
+        if report is not None:  # what plugins raise of it is no fault of the message
+            self._attempt.add(report)
 
-    def _take(self, kind: str, *fields: Any) -> None:
+    def _take(self, kind: str, *fields: Any) -> pytest.TestReport | None:
         if kind == Kind.PROGRESS:
             self.progress = Progress(*(str(word) for word in fields))
         elif kind == Kind.KEEP:
@@ -206,34 +235,39 @@ class _Listener:
             if instead:
                 self.kept.pop()
             self.kept.append((str(name), value))
+            self.untold = self.untold or name == records.VERDICT
         elif kind == Kind.REPORT:
             (data,) = fields
             config = self._item.config
-            report = config.hook.pytest_report_from_serializable(config=config, data=data)
+            hook = config.hook.pytest_report_from_serializable
+            report: pytest.TestReport = hook(config=config, data=data)
             if report.nodeid != self._item.nodeid:
                 raise ValueError(f"a report of {report.nodeid}")
-            self.reports.append(report)
+            self.kept, self.untold = [*report.user_properties] or self.kept, False
+            return report
         elif kind == Kind.WARNING:
             replay_warning(self._item.config, *fields)
         elif kind == Kind.RERUN:
-            (self.may_rerun,) = fields
+            (self._attempt.may_rerun,) = fields
         elif kind in _ENDINGS:
-            self.ending = self.ending or (kind, *fields)
+            self._attempt.ending = self._attempt.ending or (kind, *fields)
         else:
             raise ValueError(f"kind {kind}")
+        return None
 
     @property
     def complete(self) -> bool:
         """Did the process say all that it had to say?"""
-        if self.ending is None or self.ending[0] == Kind.ERROR:
+        ending = self._attempt.ending
+        if ending is None or ending[0] == Kind.ERROR:
             return False
-        done = any(report.when == "teardown" for report in self.reports)
-        return done or self.ending[0] != Kind.DONE
+        done = any(report.when == "teardown" for report in self._attempt.reports)
+        return done or ending[0] != Kind.DONE
 
     @property
     def next_phase(self) -> str:
         """The phase that a report of the process's death belongs to."""
-        phases = [report for report in self.reports if type(report) is pytest.TestReport]
+        phases = [report for report in self._attempt.reports if type(report) is pytest.TestReport]
         if not phases:
             return "setup"
         last = phases[-1]
@@ -241,11 +275,12 @@ class _Listener:
 
     def crash(self, ended: Ended, timeout: float) -> Crash:
         reason, details = Reason.CRASHED, _crash.own_frames(ended.stacks)
-        if self.ending is not None and self.ending[0] == Kind.ERROR:
-            text, _, rest = str(self.ending[1]).strip().partition("\n")
+        ending = self._attempt.ending
+        if ending is not None and ending[0] == Kind.ERROR:
+            text, _, rest = str(ending[1]).strip().partition("\n")
             if rest:  # a traceback: its last line says most
                 text, details = f"its process failed in pytest: {rest.splitlines()[-1]}", rest
-        elif self.ending is not None:
+        elif ending is not None:
             text = "its process ended without the reports of the test"
         elif ended.timed_out:
             reason = Reason.HUNG
@@ -300,8 +335,6 @@ def replay_warning(
     location: Any,
 ) -> None:
     """Record here a warning that was made elsewhere, whatever the filters say here."""
-    import sys
-
     category = getattr(sys.modules.get(module), name, None)
     try:
         message = category(text)  # type: ignore[misc]

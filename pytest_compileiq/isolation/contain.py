@@ -7,7 +7,6 @@ A process forked from a warm one costs milliseconds where a new interpreter cost
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import select
@@ -15,10 +14,12 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from pytest_compileiq.isolation import messages
+from pytest_compileiq.isolation.zygote import PR_SET_PDEATHSIG, prctl
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class Outcome:
     """How a contained call ended; exactly one of the fields tells.
 
     ``value`` is what the function returned (it has to pickle), ``error`` the one-line form of
-    the exception it raised with ``trace`` behind it, ``died`` why the process ended without
-    an answer ("SIGSEGV", "exit status 0", "SystemExit: 1"), ``hung`` that the time limit killed it.
+    the exception it raised with ``trace`` behind it, ``died`` how the process ended without
+    an answer ("was killed by SIGSEGV", "ended by SystemExit: 1"), ``hung`` that the time
+    limit killed it.
     """
 
     value: Any = None
@@ -51,14 +53,9 @@ def call(function: Callable[[], Any], *, timeout: float) -> Outcome:
     started = time.monotonic()
     reader, writer = os.pipe()
     parent = os.getpid()
-    with warnings.catch_warnings():
-        # Python 3.12 and newer warn of threads. A lock that one of them held can hang the
-        # child, which its time limit ends.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    pid, signals = messages.fork()
     if pid == 0:
-        os.close(reader)
-        _child(function, writer, parent)
+        _child(function, reader, writer, parent, signals)
     os.close(writer)
     with contextlib.suppress(OSError):  # the child does the same: whoever is first wins
         os.setpgid(pid, pid)
@@ -78,7 +75,8 @@ def call(function: Callable[[], Any], *, timeout: float) -> Outcome:
     try:
         kind, *payload = pickle.loads(answer)
     except Exception:  # no answer, or a part of one: the child died
-        return Outcome(died=_how_it_died(status), seconds=seconds)
+        died = messages.describe(os.waitstatus_to_exitcode(status))
+        return Outcome(died=died, seconds=seconds)
     if kind == "died":
         return Outcome(died=payload[0], seconds=seconds)
     if kind == "error":
@@ -98,15 +96,25 @@ def call_here(function: Callable[[], Any]) -> Outcome:
     return Outcome(value=value, seconds=time.monotonic() - started)
 
 
-def _child(function: Callable[[], Any], writer: int, parent: int) -> None:
+def _child(
+    function: Callable[[], Any],
+    reader: int,
+    writer: int,
+    parent: int,
+    signals: set[int | signal.Signals],
+) -> None:
     status = 70
     try:
+        os.close(reader)
         os.setpgid(0, 0)
-        _die_with(parent)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the call
+            os._exit(status)
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             answer = pickle.dumps(("value", function()))
         except (SystemExit, KeyboardInterrupt) as error:  # would end the process: a death
-            answer = pickle.dumps(("died", one_line(error)))
+            answer = pickle.dumps(("died", f"ended by {one_line(error)}"))
         except BaseException as error:
             line = one_line(error)
             answer = pickle.dumps(("error", line, traceback.format_exc()))
@@ -121,14 +129,6 @@ def _child(function: Callable[[], Any], writer: int, parent: int) -> None:
         status = 0
     finally:
         os._exit(status)
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when pytest dies, by whatever signal."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before the call
-        os._exit(70)
 
 
 def one_line(error: BaseException) -> str:
@@ -171,12 +171,3 @@ def _read(reader: int, pid: int, *, deadline: float) -> tuple[bytes, bool]:
         return b"", True
     finally:
         os.close(death)
-
-
-def _how_it_died(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        with contextlib.suppress(ValueError):
-            return signal.Signals(number).name
-        return f"signal {number}"
-    return f"exit status {os.WEXITSTATUS(status)}"

@@ -91,12 +91,6 @@ def is_told(known: Properties, arm: str) -> bool:
     return any(one["reason"] == Reason.CRASHED and arm in one["message"] for one in verdicts)
 
 
-def one_record(item: pytest.Item, crash: Crash) -> Properties:
-    """What was kept, and one verdict for the check that was running (``win`` when not known)."""
-    check = Check(crash.progress.check) if crash.progress.check else Check.WIN
-    return [*crash.kept, carried(item, verdict(crash, check, item.name))]
-
-
 def carried(item: pytest.Item, answer: Verdict) -> tuple[str, object]:
     """A verdict as the user property of a report."""
     return records.VERDICT, json.dumps(answer.to_record(item.nodeid))
@@ -135,7 +129,7 @@ def report(
     when: str,
     seconds: float = 0.0,
     sections: Sequence[tuple[str, str]] = (),
-    properties: Properties = [],  # noqa: B006 (read only)
+    properties: Properties,
 ) -> pytest.TestReport:
     """A failing report. A crash never passes, and is never an expected failure."""
     now = time.time()

@@ -16,6 +16,7 @@ import signal
 import socket
 import stat
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -167,6 +168,26 @@ def flush_output() -> None:
             with contextlib.suppress(Exception):  # closed, or a test's own that cannot flush
                 stream.flush()
     ctypes.CDLL(None).fflush(None)
+
+
+def fork() -> tuple[int, set[int | signal.Signals]]:
+    """Fork; returns the process id, 0 in the child, and the signals that were held back before.
+
+    In the child Ctrl-C stays held back, and is for it to let through: the stack is still that of
+    its parent, and a KeyboardInterrupt would run pytest's own end in both. Raises OSError.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    pid = -1
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 and newer warn of threads. A lock that one of them held can hang the
+            # child, which its time limit ends.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid, before
 
 
 def describe(code: int) -> str:

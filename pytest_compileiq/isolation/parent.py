@@ -11,8 +11,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, Literal
 
 import pytest
@@ -23,6 +23,8 @@ from pytest_compileiq.isolation.attempt import (
     Attempt,
     Attempter,
     EnvironmentFor,
+    Log,
+    Settle,
     phase,
     replay_warning,
 )
@@ -58,12 +60,6 @@ def obstacle(config: pytest.Config) -> str | None:
     return None
 
 
-@contextmanager
-def no_environment(item: pytest.Item) -> Iterator[dict[str, str]]:
-    """Nothing is held and no variable is set."""
-    yield {}
-
-
 class Isolation:
     """Runs the items that ``wants_isolation`` names, each in a process of its own.
 
@@ -71,6 +67,8 @@ class Isolation:
     environment variables that the child gets; an exception of it becomes the test's report.
     ``timeout_for(item)`` gives the seconds after which the child is killed.
     ``crash_properties(item, crash)`` makes the user properties of a crash's report.
+    ``settle(report)`` is called with the last report of a test that passed, after the child and
+    what was held around it; a CiqError of it fails the test's teardown.
     ``before_fork()`` makes what pytest's process has to own and children use, and ``warm_up()``
     does, in the zygote, what each child would do again.
 
@@ -83,18 +81,20 @@ class Isolation:
         config: pytest.Config,
         *,
         wants_isolation: Callable[[pytest.Item], bool],
-        mode: Literal["auto", "require"] = "auto",
-        environment_for: EnvironmentFor = no_environment,
-        timeout_for: Callable[[pytest.Item], float] = lambda item: 600.0,
-        crash_properties: CrashProperties = _crash.one_record,
-        before_fork: Callable[[], object] = lambda: None,
-        warm_up: Callable[[], object] = lambda: None,
+        mode: Literal["auto", "require"],
+        environment_for: EnvironmentFor,
+        timeout_for: Callable[[pytest.Item], float],
+        crash_properties: CrashProperties,
+        settle: Settle,
+        before_fork: Callable[[], object],
+        warm_up: Callable[[], object],
     ) -> None:
         self.wants_isolation = wants_isolation
         self.mode = mode
         self.environment_for = environment_for
         self.timeout_for = timeout_for
         self.crash_properties = crash_properties
+        self._settle = settle
         self._config = config
         self._before_fork = before_fork
         self._warm_up = warm_up
@@ -241,18 +241,23 @@ class Isolation:
         """Run the item once and report it; tells whether to run it again."""
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        attempt = self._run(item)
+
+        def log(report: pytest.TestReport) -> None:
+            hook.pytest_runtest_logreport(report=report)
+
+        # Only its end tells whether pytest-rerunfailures will have it tried again.
+        attempt = self._run(item, None if reruns.count else log)
         again = attempt.failed and attempt.may_rerun and not attempt.stops_session
         if again and attempt.crash is not None:
             error = _crash.ProcessDiedError(attempt.crash.message)
             again = not reruns.crash_is_final(attempt.reports[-1], error)
         again = again and reruns.again(number)
-        for report in attempt.reports:
+        for report in attempt.unlogged:
             if reruns.count:
                 report.rerun = number  # type: ignore[attr-defined]
             if again and report.failed:
                 report.outcome = "rerun"  # type: ignore[assignment]
-            hook.pytest_runtest_logreport(report=report)
+            log(report)
         if attempt.stops_session and attempt.ending is not None:
             kind, *fields = attempt.ending
             if kind == Kind.QUIT:
@@ -263,19 +268,20 @@ class Isolation:
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return again
 
-    def _run(self, item: pytest.Item) -> Attempt:
+    def _run(self, item: pytest.Item, log: Log | None) -> Attempt:
         if self._link is None:
             assert self._refusal is not None
             properties = self.crash_properties(item, self._refusal)
             report = _crash.report(item, self._refusal, when="setup", properties=properties)
-            return Attempt([report], may_rerun=False)
+            return Attempt(reports=[report], may_rerun=False)
         attempt = Attempter(
             self._config,
             self._link,
             environment_for=self.environment_for,
             timeout_for=self.timeout_for,
             crash_properties=self.crash_properties,
-        )(item, self._index.get(item, -1))
+            settle=self._settle,
+        )(item, self._index.get(item, -1), log)
         if attempt.lost:
             # A new zygote would inherit fixtures that are alive by now: none is forked late.
             self._close(self._link)

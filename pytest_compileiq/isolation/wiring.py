@@ -11,7 +11,7 @@ import pytest
 
 from pytest_compileiq import marks, records
 from pytest_compileiq.isolation import child, crash, parent
-from pytest_compileiq.isolation.attempt import EnvironmentFor
+from pytest_compileiq.isolation.attempt import EnvironmentFor, Settle
 from pytest_compileiq.isolation.crash import Crash, Properties
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.verdict import Check, Reason
@@ -25,6 +25,7 @@ def install(
     *,
     before_fork: Callable[[], object],
     environment_for: EnvironmentFor,
+    settle: Settle,
     warm_up: Callable[[], object],
 ) -> str | None:
     """Register the isolation of tests that use a ``ciq`` fixture; returns why it can not be.
@@ -47,6 +48,7 @@ def install(
         environment_for=environment_for,
         timeout_for=lambda item: chosen.test_timeout,
         crash_properties=crash_properties,
+        settle=settle,
         before_fork=before_fork,
         warm_up=warm_up,
     )
@@ -94,15 +96,18 @@ class LateRequests:
 
 def crash_properties(item: pytest.Item, died: Crash) -> Properties:
     """A record for every check that the test asked for: answered, crashed, or not judged."""
-    answered = {
-        json.loads(str(value))["check"] for name, value in died.kept if name == records.VERDICT
-    }
-    kernel, why = died.progress.kernel or item.name, f"the test's process {died.reason} before"
-    left = marks.left_open(item, answered, kernel, why)
+    answers = [json.loads(str(value)) for name, value in died.kept if name == records.VERDICT]
+    unfit, kernel = died.reason is Reason.UNFIT, item.name
+    why = "the test did not run" if unfit else f"the test's process {died.reason} before"
+    answered = {answer["check"] for answer in answers}
+    left = marks.left_open(item, answered, died.progress.kernel or kernel, why)
     running = died.progress.check or next((one.check for one in left), "")
     if not running:
-        # A test that asked for no check has no answer to lose; that it died has to be on record.
-        return [*died.kept] if died.reason is Reason.UNFIT else crash.one_record(item, died)
-    verdicts = [crash.verdict(died, Check(running), item.name)]
+        if unfit:
+            return [*died.kept]
+        # No answer is lost, and that the test died has to be on record.
+        last = answers[-1] if answers else {"check": Check.WIN, "kernel": kernel}
+        running, kernel = last["check"], last["kernel"]
+    verdicts = [crash.verdict(died, Check(running), kernel)]
     verdicts += [one for one in left if one.check != running]
     return [*died.kept, *(crash.carried(item, verdict) for verdict in verdicts)]

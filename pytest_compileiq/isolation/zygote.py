@@ -40,13 +40,21 @@ _exit = os._exit  # a test that replaces it would come back up here, a second py
 RunChild = Callable[[tuple[Any, ...], socket.socket, int], int]
 
 
-def main(control: socket.socket, run_child: RunChild, prepare: Callable[[], list[str]]) -> NoReturn:
-    """All that the zygote's process does. ``prepare`` returns codes of problems."""
+def main(
+    control: socket.socket,
+    run_child: RunChild,
+    prepare: Callable[[], list[str]],
+    signals: set[int | signal.Signals],
+) -> NoReturn:
+    """All that the zygote's process does. ``prepare`` returns codes of problems.
+
+    ``signals`` are those that may be held back, now that this process is deaf to Ctrl-C.
+    """
     status = 70
     try:
         os.setsid()  # out of reach for the terminal's signals, and for those to pytest's group
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        _prctl(PR_SET_NAME, b"ciq-zygote")
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_NAME, b"ciq-zygote")
         parent = os.getppid()
         handlers = {
             number: signal.signal(number, handler)
@@ -56,6 +64,7 @@ def main(control: socket.socket, run_child: RunChild, prepare: Callable[[], list
                 (signal.SIGCHLD, signal.SIG_DFL),
             )
         }
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         problems = prepare()
         gc.freeze()  # no child's garbage collection touches, and so copies, what all of them share
         messages.send(control, Kind.READY, problems)
@@ -155,7 +164,7 @@ class Zygote:
         try:
             self._control.close()
             os.setsid()  # a group to kill, and no terminal that could stop it
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             for number, handler in self._handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             if os.getppid() == zygote:  # else it died before PDEATHSIG was set
@@ -237,5 +246,5 @@ def children() -> set[int]:
     return found
 
 
-def _prctl(option: int, value: int | bytes) -> None:
+def prctl(option: int, value: int | bytes) -> None:
     ctypes.CDLL(None).prctl(option, value)

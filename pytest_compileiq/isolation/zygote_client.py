@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,18 +63,16 @@ class ZygoteClient:
         self._no_more = False
         self._how_it_ended = ""
         messages.flush_output()
-        with warnings.catch_warnings():  # Python 3.12 warns when there are other threads
-            warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                self.pid = os.fork()
-            except OSError:
-                self._control.close()
-                theirs.close()
-                raise
+        try:
+            self.pid, signals = messages.fork()
+        except OSError:
+            self._control.close()
+            theirs.close()
+            raise
         if self.pid == 0:
             for link in (self, *foreign):  # else another zygote would never see the socket's end
                 link._control.close()
-            zygote.main(theirs, run_child, prepare)
+            zygote.main(theirs, run_child, prepare, signals)
         theirs.close()
 
     def ready(self) -> list[str]:
@@ -117,6 +114,8 @@ class ZygoteClient:
             gentle = isinstance(error, KeyboardInterrupt)
             if not (gentle and self._ended(Kind.INTERRUPT, INTERRUPT_GRACE)):
                 self._ended(Kind.KILL, KILL_GRACE)
+            while gentle and child.read(on_message):  # what it had said before, and at its end
+                pass
             raise
         finally:
             child.close()

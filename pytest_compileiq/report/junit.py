@@ -17,7 +17,7 @@ from typing import Any
 from pytest_compileiq.files import write_whole
 from pytest_compileiq.report.figures import Record, figures, verdict
 
-_PREFIX = "ciq"
+_PREFIX = "ciq_"
 
 
 def properties(records: Sequence[Record]) -> list[tuple[str, object]]:
@@ -41,7 +41,7 @@ def properties(records: Sequence[Record]) -> list[tuple[str, object]]:
             "_gpu_seconds": _decimal(one.gpu_seconds, ".4g"),
         }
         found += [
-            (f"{_PREFIX}_{record['check']}{name}{suffix}", value)
+            (f"{_PREFIX}{record['check']}{name}{suffix}", value)
             for name, value in values.items()
             if value
         ]
@@ -51,9 +51,17 @@ def properties(records: Sequence[Record]) -> list[tuple[str, object]]:
 def gpu_properties(use: Mapping[str, Any]) -> list[tuple[str, object]]:
     """The GPU that the test held and what its clocks did."""
     return [
-        (f"{_PREFIX}_gpu", str(use["gpu"])),
-        (f"{_PREFIX}_clocks", str(use["clocks"])),
-        (f"{_PREFIX}_gpu_condition", str(use["summary"])),
+        (f"{_PREFIX}gpu", str(use["gpu"])),
+        (f"{_PREFIX}clocks", str(use["clocks"])),
+        (f"{_PREFIX}gpu_condition", str(use["summary"])),
+    ]
+
+
+def other_properties(kept: Sequence[str], notes: Sequence[str]) -> list[tuple[str, object]]:
+    """Folders that ``--ciq-keep`` left, and what was said of the test beside its verdicts."""
+    return [
+        *((f"{_PREFIX}kept", folder) for folder in kept),
+        *((f"{_PREFIX}note", note) for note in notes),
     ]
 
 

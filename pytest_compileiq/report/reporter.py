@@ -19,7 +19,8 @@ from pytest_compileiq.report.figures import labels
 if TYPE_CHECKING:
     from pytest_compileiq.report.album import Album
 
-_OURS = (records.VERDICT, records.GPU, records.KEPT, records.NOTE)
+#: Node id and, with xdist, worker: --dist each runs each test in all of them.
+_Test = tuple[str, str]
 
 
 class Reporter:
@@ -35,9 +36,9 @@ class Reporter:
         self._config = config
         self._json_path = json_path
         self._plots = plots
-        # Of the last attempt of each test, by its node id, in the order of the run.
-        self._verdicts: dict[str, list[dict[str, Any]]] = {}
-        self._gpus: dict[str, dict[str, Any]] = {}
+        # Of the last attempt of each test, in the order of the run.
+        self._verdicts: dict[_Test, list[dict[str, Any]]] = {}
+        self._gpus: dict[_Test, dict[str, Any]] = {}
         self._album: Album | None = None
         self._complaints: list[str] = []
         self._kept: set[str] = set()
@@ -46,36 +47,37 @@ class Reporter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records off the report, and leave in their place what people can read."""
-        nodeid = report.nodeid
+        nodeid, test = report.nodeid, (report.nodeid, getattr(report, "worker_id", ""))
         if report.when == "setup":
-            self._verdicts.pop(nodeid, None)
+            self._verdicts.pop(test, None)
         found: dict[str, list[str]] = {}
+        others: list[tuple[str, object]] = []
         for name, value in report.user_properties:
-            if name in _OURS:
+            if str(name).startswith(records.PREFIX):
                 found.setdefault(name, []).append(str(value))
-        self._kept.update(found.get(records.KEPT, ()))
-        self._notes |= dict.fromkeys(f"{nodeid}: {note}" for note in found.get(records.NOTE, ()))
-        told: list[tuple[str, object]] = []
+            else:
+                others.append((name, value))
+        kept, notes = found.get(records.KEPT, []), found.get(records.NOTE, [])
+        self._kept.update(kept)
+        self._notes |= dict.fromkeys(f"{nodeid}: {note}" for note in notes)
+        told = junit.other_properties(kept, notes)
         if records.GPU in found:
-            self._gpus[nodeid] = json.loads(found[records.GPU][-1])
-            told += junit.gpu_properties(self._gpus[nodeid])
+            self._gpus[test] = json.loads(found[records.GPU][-1])
+            told += junit.gpu_properties(self._gpus[test])
         if records.VERDICT in found:
-            self._verdicts[nodeid] = [json.loads(text) for text in found[records.VERDICT]]
-            told += junit.properties(self._verdicts[nodeid])
+            mine = self._verdicts[test] = [json.loads(text) for text in found[records.VERDICT]]
+            told += junit.properties(mine)
             if self._plots is not None and report.when == "teardown":
-                self._guarded("--ciq-plots", lambda: self._draw(report))
-        kept = [
-            one for one in report.user_properties if one[0] not in (records.GPU, records.VERDICT)
-        ]
-        report.user_properties = kept + told
+                self._guarded("--ciq-plots", lambda: self._draw(report, mine))
+        report.user_properties = others + told
 
-    def _draw(self, report: pytest.TestReport) -> None:
+    def _draw(self, report: pytest.TestReport, mine: list[dict[str, Any]]) -> None:
         """The test's pictures, while pytest-html still takes them for its own report."""
         from pytest_compileiq.report.album import Album  # matplotlib
 
         assert self._plots is not None
         self._album = self._album or Album(self._plots)
-        pictures = self._album.draw(self._verdicts[report.nodeid])
+        pictures = self._album.draw(mine)
         if pictures and self._config.pluginmanager.hasplugin("html"):
             self._album.attach(report, pictures)
 

@@ -98,7 +98,7 @@ def evaluate(
     if outcome.died is not None:
         fault = Fault(
             Reason.CRASHED,
-            f"the objective ended its process with {outcome.died} on {arm}",
+            f"the objective's process {outcome.died} on {arm}",
             'return "*" for a configuration that does not work; never exit',
         )
         return Evaluation(fault=fault)

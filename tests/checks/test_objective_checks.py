@@ -80,7 +80,7 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
             "bad-shape",
             "damaged-best.acf the objective returned None",
         ),
-        (CONTRACT, {"damaged": "__import__('os')._exit(0)"}, "crashed", "exit status 0"),
+        (CONTRACT, {"damaged": "__import__('os')._exit(0)"}, "crashed", "exited with status 0"),
         (
             CONTRACT,
             {"baseline": "'*'"},
@@ -123,7 +123,7 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
         (CANARY, {"worst": "105"}, None, ""),
         (CANARY, {"damaged": "100"}, "not-applied", "the score 100"),
         (CANARY, {"damaged": "None"}, "bad-shape", "returned None"),
-        (CANARY, {"damaged": "__import__('os')._exit(3)"}, "crashed", "exit status 3"),
+        (CANARY, {"damaged": "__import__('os')._exit(3)"}, "crashed", "exited with status 3"),
         (CANARY, {"damaged": "1 / 0"}, None, "damage refused"),
         (CANARY, {"damaged": "exit(1)"}, "crashed", "SystemExit: 1"),
         (CONTRACT, {"damaged": "exit(1)"}, "crashed", "SystemExit: 1"),

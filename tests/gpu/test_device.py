@@ -129,6 +129,22 @@ def test_help_needs_no_gpu(machine: Machine, run: Run) -> None:
     assert run(HOLD, "--ciq-gpu=0", "--help").ret == 0
 
 
+def test_a_plugin_that_is_loaded_by_a_conftest_comes_too_late(
+    machine: Machine, run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skipped, all tests of the GPU would make a green run of it."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest("pytest_plugins = ['pytest_compileiq.plugin']")
+    result = run(HOLD, "--ciq-gpu=0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--ciq-gpu comes too late*", "*to do: load it by *-p pytest_compileiq.plugin"]
+    )
+    assert run(HOLD).ret == 0
+    assert run(HOLD, "--ciq-gpu=0", "--help").ret == 0
+    assert run(HOLD, "-p", "pytest_compileiq.plugin", "--ciq-gpu=0").ret == 0
+
+
 def test_workers_get_the_gpu_and_not_a_number_of_their_own(machine: Machine, run: Run) -> None:
     machine.asked = {1}
     source = "import os\ndef test_it(ciq_gpu): assert ciq_gpu.gpu.index == 1\n"
@@ -361,6 +377,17 @@ def test_reset_clocks_finds_the_folder_that_pytest_finds(
     write_journal(folder, machine)
     monkeypatch.setenv("PYTEST_CIQ_LEASE_DIR", f"~/{folder.name}")
     assert command("reset-clocks").stdout.startswith("ok")
+
+
+def test_reset_clocks_does_not_look_past_a_folder_that_only_pytest_knows(
+    machine: Machine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nciq_lease_dir = {folder}\n")
+    refused = command("reset-clocks")
+    assert refused.returncode == 2
+    assert f"{tmp_path / 'pytest.ini'} sets ciq_lease_dir, which only pytest" in refused.stderr
+    assert command("reset-clocks", f"--ciq-lease-dir={folder}").returncode == 0
 
 
 def test_reset_clocks_prints_no_name_that_somebody_made_up(machine: Machine, folder: Path) -> None:

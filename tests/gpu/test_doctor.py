@@ -37,6 +37,27 @@ def test_versions(machine: Machine, lines: Lines, monkeypatch: pytest.MonkeyPatc
     assert (line.level, line.cure) == ("FAULT", "pip install 'compileiq>=1.0.3'")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pytest.ini", "[pytest]\nciq_ptxas = x/ptxas\nciq_budget = 3\nciq_lease_dir=leases\n"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\nciq_lease_dir = 'l'\nciq_ptxas = 'p'\n"),
+    ],
+)
+def test_keys_that_only_pytest_reads_are_named(
+    lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+    assert not lines("ini file")
+    (tmp_path / name).write_text(text)
+    (line,) = lines("ini file")  # that of the lease folder has its variable
+    told = f"{tmp_path / name} sets ciq_ptxas, which only pytest reads: not looked at here"
+    assert (line.level, line.text) == ("note", told)
+    assert "PYTEST_CIQ_PTXAS" in line.cure
+
+
 def test_gpus(machine: Machine, lines: Lines) -> None:
     machine.gpus[1].mig, machine.gpus[1].mig_count = 1, 1
     assert [str(line) for line in lines("gpu")] == [

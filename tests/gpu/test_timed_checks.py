@@ -241,6 +241,24 @@ def test_accept_records_what_was_measured(run: Run, tmp_path: Path) -> None:
     assert record["numbers"]["min_speedup"] == pytest.approx(written["speedup"] ** 0.5)
 
 
+@pytest.mark.parametrize("isolate", ["auto", "off"])
+def test_clocks_that_are_not_given_back_leave_what_was_measured(
+    run: Run, machine: Machine, tmp_path: Path, isolate: str
+) -> None:
+    """The test errs, its verdicts keep their samples, and --ciq-accept writes nothing."""
+    machine.rule(RESET, ret=15)
+    sidecar = tmp_path / "suite" / "best.acf.json"
+    before = sidecar.read_bytes()
+    source = "@pytest.mark.ciq_max_cv(20)" + WIN.format(minimum=1.0, speedup=1.25)
+    session, records = run(source, f"--ciq-isolate={isolate}", "--ciq-accept")
+    assert "1 passed, 1 error" in session.text(), session.text()
+    found = [(one["check"], one["kernel"], one["status"], bool(one["samples"])) for one in records]
+    kernel = records[0]["kernel"]
+    assert sorted(found) == [("cv", kernel, "pass", True), ("win", kernel, "pass", True)]
+    assert kernel != "test_win"
+    assert sidecar.read_bytes() == before
+
+
 def test_compare_gives_the_mark_s_verdict(run: Run) -> None:
     source = """
 def test_it(ciq, kernel):

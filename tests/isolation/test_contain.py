@@ -37,11 +37,11 @@ def test_a_change_in_the_child_stays_there() -> None:
 @pytest.mark.parametrize(
     ("function", "died"),
     [
-        (lambda: os._exit(0), "exit status 0"),
-        (lambda: os._exit(3), "exit status 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
-        (lambda: os.execv(sys.executable, [sys.executable, "-c", "pass"]), "exit status 0"),
+        (lambda: os._exit(0), "exited with status 0"),
+        (lambda: os._exit(3), "exited with status 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: os.execv(sys.executable, [sys.executable, "-c", "pass"]), "exited with status 0"),
     ],
 )
 def test_a_death_is_named(function: Callable[[], Any], died: str) -> None:
@@ -50,7 +50,7 @@ def test_a_death_is_named(function: Callable[[], Any], died: str) -> None:
 
 def test_exceptions_are_answers_and_sys_exit_is_a_death() -> None:
     assert call(lambda: 1 / 0).error == "ZeroDivisionError: division by zero"
-    assert call(lambda: sys.exit(0)).died == "SystemExit: 0"
+    assert call(lambda: sys.exit(0)).died == "ended by SystemExit: 0"
     assert "test_contain.py" in call(lambda: 1 / 0).trace
 
 
@@ -94,7 +94,7 @@ def test_a_grandchild_that_holds_the_pipe_delays_nothing_and_dies(tmp_path: Path
     assert time.monotonic() - started < 10
     assert (outcome.value, outcome.died, outcome.hung) == {
         "return": (7, None, False),
-        "die": (None, "exit status 9", False),
+        "die": (None, "exited with status 9", False),
         "hang": (None, None, True),
     }[end]
     pid = int((tmp_path / "pid").read_text())

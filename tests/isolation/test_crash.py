@@ -163,17 +163,95 @@ def test_a_verdict_before_the_crash_is_kept(suite: Suite) -> None:
     suite.write(
         test_a="""
 import json
+from pytest_compileiq import records
 RECORD = {"check": "canary", "kernel": "k", "status": "pass", "reason": None, "message": ""}
 RECORD |= {"nodeid": "", "remedy": "", "numbers": {}, "samples": []}
 @pytest.mark.ciq_canary
 @pytest.mark.ciq_max_cv(5)
-def test_1(ciq): keep("ciq", json.dumps(RECORD)); progress("best.acf", kernel="k"); os.abort()
+def test_1(ciq): keep(records.VERDICT, json.dumps(RECORD)); progress("best.acf", kernel="k"); os.abort()
 """
     )
     suite.run("--ciq-json=x.json")
     records = json.loads((suite.path / "x.json").read_text())["records"]
     found = [(record["check"], record["status"], record["reason"]) for record in records]
     assert found == [("canary", "pass", None), ("cv", "fail", "crashed")]
+
+
+def test_a_death_in_the_teardown_is_that_of_the_last_check(suite: Suite) -> None:
+    suite.write(
+        test_a="""
+@pytest.fixture
+def deadly(): yield; os._exit(3)
+@pytest.mark.ciq_objective
+def test_1(deadly, ciq, record_property):
+    record_property("mine", "told")
+    def mine(config): return "*" if config else 1.0
+    ciq.check(mine)
+"""
+    )
+    result = suite.run("--ciq-json=x.json", "--junitxml=x.xml", "-Wignore")
+    assert result.counts == {"passed": 1, "error": 1}, result.out
+    records = json.loads((suite.path / "x.json").read_text())["records"]
+    found = [(one["check"], one["kernel"], one["status"], one["reason"]) for one in records]
+    assert found == [
+        ("objective", "mine", "pass", None),
+        ("objective", "mine", "fail", "crashed"),
+    ]
+    assert '<property name="mine" value="told"' in (suite.path / "x.xml").read_text()
+
+
+AROUND = """
+import contextlib
+from pytest_compileiq.errors import GpuError
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    plugin = session.config.pluginmanager.getplugin("compileiq-isolation")
+    @contextlib.contextmanager
+    def environment_for(item):
+        if {before}: raise GpuError("there is no GPU", remedy="plug one in")
+        yield {{}}
+        raise GpuError("the clocks were not given back", remedy="reset-clocks")
+    if plugin: plugin.environment_for = environment_for
+"""
+TWO_MARKS = """
+@pytest.mark.ciq_objective(objectives=OBJECTIVES)
+@pytest.mark.ciq_resources(max_spill_bytes=0)
+def test_1(ciq):
+    ciq.assert_objective(lambda config: "*" if config else 1.0, objectives=OBJECTIVES)
+"""
+
+
+@pytest.mark.parametrize(("objectives", "reason"), [(1, None), (2, "bad-shape")])
+@pytest.mark.parametrize("dies", ["", "; os._exit(3)"], ids=["lives", "dies"])
+def test_trouble_after_the_process_takes_no_answer_away(
+    suite: Suite, objectives: int, reason: str | None, dies: str
+) -> None:
+    """Nor adds one: the test's own records are those of a run without isolation."""
+    end = f"\n@pytest.fixture(autouse=True)\ndef end(): yield{dies}\n"
+    suite.write(
+        conftest=AROUND.format(before=False),
+        test_a=end + TWO_MARKS.replace("OBJECTIVES", str(objectives)),
+    )
+    result = suite.run("--ciq-json=x.json")
+    assert result.counts == {"failed": 1, "error": 2 if dies else 1}, result.out
+    assert "the clocks were not given back\n  to do: reset-clocks" in result.out
+    records = json.loads((suite.path / "x.json").read_text())["records"]
+    assert (records[0]["check"], records[0]["reason"]) == ("objective", reason)
+    assert "clocks" not in str(records)
+    # What handed over no subject has failed for that.
+    assert [one["reason"] for one in records].count("unfit") == (0 if reason else 1)
+
+
+def test_trouble_before_the_process_says_that_none_ran(suite: Suite) -> None:
+    suite.write(conftest=AROUND.format(before=True), test_a=TWO_MARKS.replace("OBJECTIVES", "1"))
+    result = suite.run("--ciq-json=x.json")
+    assert result.counts == {"error": 1}, result.out
+    records = json.loads((suite.path / "x.json").read_text())["records"]
+    assert [(one["status"], one["reason"]) for one in records] == [
+        ("fail", "unfit"),
+        ("not-judged", None),
+    ]
+    assert records[1]["message"] == "the test did not run"
 
 
 def test_progress_is_nothing_outside(suite: Suite) -> None:
@@ -528,7 +606,7 @@ from pytest_compileiq.isolation import contain
 def escape():
     subprocess.Popen(["sleep", "100"], start_new_session=True)
     os.kill(os.getpid(), 9)
-def test_1(ciq): assert contain.call(escape, timeout=20).died == "SIGKILL"
+def test_1(ciq): assert contain.call(escape, timeout=20).died == "was killed by SIGKILL"
 """
     )
     assert suite.run().counts == {"passed": 1}  # and run() finds no process left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Suite, marked
+from .conftest import Suite, marked, needs
 
 
 def test_durations_and_properties(suite: Suite) -> None:
@@ -220,6 +221,99 @@ def test_ctrl_c_that_the_child_ignores(suite: Suite, presses: int) -> None:
     assert result.rc == 2
     assert seconds < 4 if presses == 2 else 4.5 < seconds < 10
     suite.nothing_left()
+
+
+SLOW_END = """
+@pytest.fixture
+def slow(): yield; jot("ending"); time.sleep(60)
+@pytest.mark.ciq_objective(objectives=2)
+def test_1(slow, ciq): ciq.check(lambda config: 1.0)
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize("isolate", ["off", "require"])
+def test_ctrl_c_in_a_teardown_takes_no_report_away(
+    suite: Suite, isolate: str, workers: list[str]
+) -> None:
+    suite.write(test_a=SLOW_END)
+    process = suite.popen("--ciq-json=x.json", *workers, isolate=isolate)
+    suite.wait_for("ending")
+    time.sleep(0.3)  # xdist's controller has to have heard of the call
+    os.killpg(process.pid, signal.SIGINT)
+    result = suite.finish(process)
+    assert (result.rc, result.counts) == (2, {"failed": 1}), result.out
+    (record,) = json.loads((suite.path / "x.json").read_text())["records"]
+    assert (record["check"], record["reason"]) == ("objective", "bad-shape")
+    suite.nothing_left()
+
+
+@needs("pytest_rerunfailures")
+def test_ctrl_c_where_a_rerun_was_to_come(suite: Suite) -> None:
+    suite.write(test_a=SLOW_END)
+    process = suite.popen("--reruns=2", "--ciq-json=x.json", plugins=("rerunfailures",))
+    suite.wait_for("ending")
+    os.killpg(process.pid, signal.SIGINT)
+    result = suite.finish(process)
+    assert (result.rc, result.counts) == (2, {"failed": 1}), result.out
+    assert len(json.loads((suite.path / "x.json").read_text())["records"]) == 1
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_ctrl_c_after_an_answer_and_before_any_report(suite: Suite, deaf: bool) -> None:
+    suite.write(
+        test_a=f"""
+@pytest.mark.ciq_objective
+@pytest.mark.ciq_max_cv(5)
+def test_1(ciq):
+    ciq.assert_objective(lambda config: "*" if config else 1.0)
+    if {deaf}: signal.signal(signal.SIGINT, signal.SIG_IGN)
+    jot("answered"); time.sleep(60)
+"""
+    )
+    process = suite.popen("--ciq-json=x.json")
+    suite.wait_for("answered")
+    os.killpg(process.pid, signal.SIGINT)
+    result = suite.finish(process)
+    assert (result.rc, result.counts) == (2, {"failed": 1}), result.out
+    assert "Ctrl-C came before its end" in result.section("test_1")
+    (record,) = json.loads((suite.path / "x.json").read_text())["records"]
+    assert (record["check"], record["status"]) == ("objective", "pass")
+
+
+def test_ctrl_c_at_the_very_fork(suite: Suite) -> None:
+    """It strikes the new process while that still has pytest's stack: pytest ends once."""
+    suite.write(
+        conftest="""
+import ctypes, functools
+os.register_at_fork(after_in_child=functools.partial(ctypes.CDLL(None)["raise"], signal.SIGINT))
+def pytest_sessionfinish(): jot("finished")
+""",
+        test_a="""
+def test_1(ciq): assert inside()
+""",
+    )
+    result = suite.run()
+    assert result.counts == {"passed": 1}, result.out
+    assert suite.jots == ["main finished"]
+
+
+def test_a_report_hook_that_raises_ends_the_session_as_ever(suite: Suite) -> None:
+    suite.write(
+        conftest="""
+def pytest_runtest_logreport(report):
+    if not inside() and report.when == "call": raise ZeroDivisionError("in a plugin")
+""",
+        test_a="""
+@pytest.fixture
+def slow(): yield; time.sleep(60)
+def test_1(ciq, slow): pass
+""",
+    )
+    result = suite.run()
+    assert result.rc == 3
+    assert "ZeroDivisionError: in a plugin" in result.out
+    assert result.seconds < 30
 
 
 def test_ctrl_c_with_workers(suite: Suite) -> None:

@@ -162,6 +162,48 @@ def test_files_of_before_are_still_valid() -> None:
     validate(json.loads(_json.as_text([], [], environment)))
 
 
+def test_each_worker_has_its_own_verdicts(pytester: pytest.Pytester) -> None:
+    """With --dist each all of them run every test, and the first to finish may have failed."""
+    pytester.makepyfile(
+        "import os, pytest, time\n"
+        "LATE = os.environ.get('PYTEST_XDIST_WORKER') == 'gw1'\n"
+        "@pytest.mark.ciq_objective\n"
+        "def test(ciq):\n"
+        "    time.sleep(2 * LATE)\n"
+        "    ciq.check(lambda config: ('*' if config else 1.0) if LATE else (1.0,))\n"
+    )
+    result = pytester.runpytest_subprocess("--dist=each", "--tx=2*popen", "--ciq-json=r.json")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["compileiq: 1 pass, 1 fail"])
+    records = json.loads((pytester.path / "r.json").read_text())["records"]
+    assert sorted(record["status"] for record in records) == ["fail", "pass"]
+
+
+@pytest.mark.parametrize("family", ["xunit1", "xunit2"])
+def test_a_property_of_a_test_s_own_is_its_own(pytester: pytest.Pytester, family: str) -> None:
+    names = ["ciq", "ciq-gpu", "ciq-note", "ciq-kept"]
+    pytester.makepyfile(
+        f"NAMES = {names}\n"
+        "def own(record): [record(name, 'mine') for name in NAMES]\n"
+        "def test_plain(record_property): own(record_property)\n"
+        "def test_ciq(ciq, record_property):\n"
+        "    own(record_property)\n"
+        "    ciq.assert_objective(lambda config: '*' if config else 1.0)\n"
+    )
+    result = pytester.runpytest_subprocess(
+        "--junitxml=j.xml", "-o", f"junit_family={family}", "-p", "no:randomly"
+    )
+    result.assert_outcomes(passed=2)
+    assert "mine" not in result.stdout.str()
+    cases = list(ET.parse(pytester.path / "j.xml").iter("testcase"))
+    for case in cases:
+        told = {one.get("name"): one.get("value") for one in case.iter("property")}
+        assert {name: told.get(name) for name in names} == dict.fromkeys(names, "mine")
+        assert (told.get("ciq_objective") == "pass") == (
+            family == "xunit1" and case.get("name") == "test_ciq"
+        )
+
+
 def test_the_schema_refuses_what_is_no_report() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     record = sim.record(sim.win("k", speedup=1.06))

@@ -123,9 +123,9 @@ def raise_type_error(config: Any) -> float:
 @pytest.mark.parametrize(
     ("function", "reason", "message"),
     [
-        (lambda c: sys.exit(0), Reason.CRASHED, "ended its process with SystemExit: 0"),
-        (lambda c: os._exit(0), Reason.CRASHED, "ended its process with exit status 0"),
-        (lambda c: os.kill(os.getpid(), signal.SIGSEGV), Reason.CRASHED, "with SIGSEGV"),
+        (lambda c: sys.exit(0), Reason.CRASHED, "objective's process ended by SystemExit: 0"),
+        (lambda c: os._exit(0), Reason.CRASHED, "objective's process exited with status 0"),
+        (lambda c: os.kill(os.getpid(), signal.SIGSEGV), Reason.CRASHED, "was killed by SIGSEGV"),
         (lambda c: 1 / 0, Reason.CRASHED, "raised ZeroDivisionError: division by zero"),
         (raise_type_error, Reason.CRASHED, "used {} as if it were an ACF in hex"),
         (lambda c: Odd(), Reason.BAD_SHAPE, "<repr raised RuntimeError>"),
