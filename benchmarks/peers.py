@@ -36,7 +36,11 @@ from pytest_compileiq.measure.audit import Deadline
 from pytest_compileiq.measure.samples import comparison_of
 from pytest_compileiq.measure.units import Side
 
-OURS = "seats, coins and bets, alpha = 5 %"
+#: Our rule by the schema of its samples.
+OURS = {
+    1: "seats, coins and bets, alpha = 5 %",
+    2: "seats, coins and bets, order effects taken off, alpha = 5 %",
+}
 IDENTICAL = "identical"
 GAINS = {"idle0.5": 0.005, "idle2": 0.02}
 _NOTE = (
@@ -66,8 +70,8 @@ def measure(run: Run, kernel: str, deadline: Deadline) -> None:
             break
         others = list(rules.RECORDINGS) if session % run.args.others_every == 0 else []
         found = {}
-        for turn in order.sample([OURS, *others], 1 + len(others)):
-            if turn == OURS:
+        for turn in order.sample([None, *others], 1 + len(others)):
+            if turn is None:
                 next(ours)
             else:
                 found[turn] = rules.recorded(bench, turn, *launches)
@@ -102,20 +106,24 @@ def _overview(records: Sequence[Record], rows: Sequence[Sequence[Sequence[str]]]
 
 def _ours(record: Record) -> list[str]:
     samples = record["samples"]
+    if not samples:  # another rule failed before
+        return []
     launches = [
         runner.blocks(one) * max(unit["launches"] for unit in one["units"]) for one in samples
     ]
-    return _row(OURS, list(map(runner.claim, samples)), launches, record["wall_seconds"])
+    name = OURS[samples[0]["schema"]]
+    return _row(name, list(map(runner.claim, samples)), launches, record["wall_seconds"])
 
 
 def _others(record: Record) -> Iterator[list[str]]:
     for name, rule in rules.PEERS.items():
-        found = [one[rule.recording] for one in record["others"]]
-        times = [one["times"] for one in found]
+        runs = [[one[rule.recording] for one in run["others"]] for run in record["runs"]]
+        found = [one for run in runs for one in run]
         yield _row(
             name,
-            [rule.claim(one, times[0]) for one in times],
-            [rule.launches(one) for one in times],
+            # A stored baseline is that of its own run.
+            [rule.claim(one["times"], run[0]["times"]) for run in runs for one in run],
+            [rule.launches(one["times"]) for one in found],
             [rule.wall_seconds(one["times"], one["wall_seconds"]) for one in found],
         )
 

@@ -127,7 +127,7 @@ def _by_ratio(base: float, candidate: float, share: float) -> str | None:
 
 
 class Rule(NamedTuple):
-    """``claim(times, first)`` sees a session's times and those of the first session."""
+    """``claim(times, first)`` sees a session's times and those of its run's first session."""
 
     recording: str
     claim: Callable[[Times, Times], str | None]

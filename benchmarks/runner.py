@@ -27,7 +27,7 @@ from pytest_compileiq.gpu.session import Held
 from pytest_compileiq.measure import audit
 from pytest_compileiq.measure.audit import Deadline
 from pytest_compileiq.measure.cuda import CudaDriver
-from pytest_compileiq.measure.samples import RULES, record_units
+from pytest_compileiq.measure.samples import RULES, RecordError, record_units
 from pytest_compileiq.measure.timer import Pair, Timer
 from pytest_compileiq.measure.units import Comparison
 from pytest_compileiq.replay import read
@@ -54,7 +54,8 @@ class Run:
 
     def record(self, kernel: str, check: str, **more: Any) -> Record:
         """A new record, to which sessions are added."""
-        self.records.append({"kernel": kernel, "check": check, "samples": [], **more})
+        record: Record = {"kernel": kernel, "check": check, "samples": [], "wall_seconds": []}
+        self.records.append(record | more)
         return self.records[-1]
 
     def sessions(
@@ -62,7 +63,6 @@ class Run:
     ) -> Iterator[Comparison]:
         """Sessions of the shipped rule, at most ``--sessions``, with their samples and wall times."""
         name = f"{record['kernel']} {record['check']}"
-        record["wall_seconds"] = []
         began = time.perf_counter()
         for one in audit.on_device(
             name, pair, self.timer,
@@ -130,7 +130,10 @@ def main(
         parser.error(f"no kernel is called {', '.join(sorted(unknown))}")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.read:
-        documents = [read(path) for path in args.read]
+        try:
+            documents = _documents(args.read)
+        except RecordError as error:
+            parser.error(str(error))
         base = args.out / f"{name}-{documents[0]['date']}"
     else:
         shown = [] if chosen == list(kernels) else chosen
@@ -164,6 +167,24 @@ def _measured(
                 run.save()
 
 
+def _documents(paths: Sequence[Path]) -> list[Mapping[str, Any]]:
+    """Raises RecordError if two rules judged the sessions of one row."""
+    documents = [read(path) for path in paths]
+    known: dict[tuple[str, str, str], tuple[int, Path]] = {}
+    for path, document in zip(paths, documents, strict=True):
+        for record in document["records"]:
+            for sample in record["samples"]:
+                key = record["kernel"], record["check"], sample["kind"]
+                schema, first = known.setdefault(key, (sample["schema"], path))
+                if schema != sample["schema"]:
+                    raise RecordError(
+                        f"{', '.join(key)}: samples of schema {schema} in {first}, of schema "
+                        f"{sample['schema']} in {path}, and one row cannot have two rules",
+                        remedy="make a table of each",
+                    )
+    return documents
+
+
 def _head(doc: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"# {doc.splitlines()[0]}"]
     for one in documents:
@@ -185,11 +206,15 @@ def _tables(documents: Sequence[Mapping[str, Any]], tables: Tables) -> list[str]
 
 
 def merged(records: Sequence[Record]) -> list[Record]:
-    """The sessions of a kernel and check in one record, of however many runs they are."""
+    """The sessions of a kernel and check in one record, of however many runs they are.
+
+    ``runs`` has what each of them recorded by itself.
+    """
     found: dict[tuple[str, str], Record] = {}
     for record in records:
         key = record["kernel"], record["check"]
-        known = found.setdefault(key, {})
+        known = found.setdefault(key, {"runs": []})
+        known["runs"].append(record)
         for name, value in record.items():
             more = isinstance(value, list) and name in known
             known[name] = [*known[name], *value] if more else value

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -25,7 +26,7 @@ from pytest_compileiq.__main__ import main
 from pytest_compileiq.checks import timing
 from pytest_compileiq.measure import cuda
 from pytest_compileiq.measure.timer import Pair, Timer
-from pytest_compileiq.measure.units import Side
+from pytest_compileiq.measure.units import Comparison, Side
 from pytest_compileiq.subjects.kernel import BASELINE
 
 from .simulated import Event, SimulatedGpu, kernel
@@ -235,7 +236,7 @@ def test_peers_from_end_to_end(
     first, second = same["others"][0]["blocks"]["times"]
     assert (len(first), len(second)) == (100, 100)
     (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
-    overview, *ours = rows(text, sys.modules["peers"].OURS)
+    overview, *ours = rows(text, sys.modules["peers"].OURS[2])
     assert [row[3] for row in ours] == ["9", "9"]
     assert ours[1][1:3] == ["100.0%", "0.0%"]
     assert overview[1:] == [f"{' / '.join(row[1:3])} of 9" for row in ours]
@@ -271,7 +272,74 @@ def test_one_table_of_several_runs(
     assert text.count("benchmarks/peers.py") == 3
     (matmul, _), (small, _) = rows(text, "matmul"), rows(text, "small")
     assert (matmul[1], small[1]) == ("2", "5")
-    assert {row[3] for row in rows(text, sys.modules["peers"].OURS)[1:]} == {"2", "5"}
+    assert {row[3] for row in rows(text, sys.modules["peers"].OURS[2])[1:]} == {"2", "5"}
+
+
+def altered(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy beside the file, each of whose records was changed."""
+    found = json.loads(gzip.decompress(path.read_bytes()))
+    for record in found["records"]:
+        change(record)
+    other = path.with_name(f"other-{path.name}")
+    other.write_bytes(gzip.compress(json.dumps(found).encode()))
+    return other
+
+
+def test_two_rules_do_not_share_a_row(
+    simulated: SimulatedGpu,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of schema 1 and 2 of the samples: not of one kernel at all, and of two in rows by name."""
+    assert run("peers", tmp_path, monkeypatch, "--kernels", "small", "--sessions", "2") == 0
+    (path,) = tmp_path.glob("*.json.gz")
+
+    def old(record: dict[str, Any]) -> None:
+        for sample in record["samples"]:
+            sample["schema"] = 1
+
+    earlier = altered(path, old)
+    with pytest.raises(SystemExit) as ended:
+        run("peers", tmp_path / "all", monkeypatch, "--read", str(earlier), str(path))
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert f"small, identical, units: samples of schema 1 in {earlier}, of schema 2 in {path}" in (
+        told
+    )
+    earlier = altered(path, lambda record: (old(record), record.update(kernel="matmul")))
+    assert run("peers", tmp_path / "all", monkeypatch, "--read", str(earlier), str(path)) == 0
+    (page,) = (tmp_path / "all").glob("*.md")
+    for (overview, one), columns in (
+        (rows(page.read_text(), sys.modules["peers"].OURS[1]), (1, 2)),
+        (rows(page.read_text(), sys.modules["peers"].OURS[2]), (2, 1)),
+    ):
+        assert one[3] == "2"
+        assert [overview[column] for column in columns] == [f"{' / '.join(one[1:3])} of 2", "-"]
+
+
+def test_a_stored_baseline_is_its_own_run_s(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another day, all ten times slower: that is no claim, whichever file is named first."""
+    assert run("peers", tmp_path, monkeypatch, "--kernels", "small", "--sessions", "4") == 0
+    (path,) = tmp_path.glob("*.json.gz")
+
+    def slower(record: dict[str, Any]) -> None:
+        for one in record["others"]:
+            one["rounds"]["times"] = [[10 * t for t in side] for side in one["rounds"]["times"]]
+
+    files = [str(path), str(altered(path, slower))]
+    texts = []
+    for folder, order in (("one", files), ("other", files[::-1])):
+        assert run("peers", tmp_path / folder, monkeypatch, "--read", *order) == 0
+        texts.append(next((tmp_path / folder).glob("*.md")).read_text())
+    assert texts[0] == texts[1]
+    alone = (next(tmp_path.glob("*.md"))).read_text()
+    for rule in ("stored baseline, min:5%", "stored baseline, mean:2%"):
+        (_, both), (_, one) = rows(texts[0], rule), rows(alone, rule)
+        assert both[1:3] == one[1:3]
+        assert both[3] == str(2 * int(one[3]))
 
 
 def test_a_kernel_that_fails_does_not_cost_the_others(
@@ -284,6 +352,27 @@ def test_a_kernel_that_fails_does_not_cost_the_others(
     assert [one["kernel"] for one in found["records"]] == ["small"]
     (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
     assert "Failed: softmax: RuntimeError: does not build" in text
+
+
+def test_another_rule_that_fails_first_does_not_cost_the_page(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = sys.modules["rules"]
+    plain, broken = rules.recorded, iter([True])
+
+    def recorded(*asked: Any) -> Any:
+        if next(broken, False):
+            raise RuntimeError("no do_bench")
+        return plain(*asked)
+
+    monkeypatch.setattr(rules, "recorded", recorded)
+    asked = ("--kernels", "matmul,small", "--sessions", "2", "--seed", "2")
+    assert run("peers", tmp_path, monkeypatch, *asked) == 1
+    matmul, small = document(tmp_path, "*.json.gz")["records"]
+    assert (matmul["samples"], matmul["wall_seconds"], len(small["samples"])) == ([], [], 2)
+    (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
+    assert "Failed: matmul: RuntimeError: no do_bench" in text
+    assert [row[3] for row in rows(text, sys.modules["peers"].OURS[2])[1:]] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -368,6 +457,36 @@ def test_verdict_time_from_end_to_end(
     assert cv[2] == "3 pass"
     assert int(cv[-1]) <= 150
     assert "us a unit" in text
+
+
+def test_what_statistics_cost_is_that_of_whole_units(
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the order effect and the look at the clocks, by a comparison that stays open."""
+    done: list[tuple[int, object]] = []
+    plain = Comparison.look_at_clocks
+
+    def look_at_clocks(one: Comparison) -> None:
+        plain(one)
+        done.append((one.judge.test.n, one.outcome))
+
+    monkeypatch.setattr(Comparison, "look_at_clocks", look_at_clocks)
+    assert min(sys.modules["verdict_time"].statistics().values()) > 0
+    assert done == 20 * [(n, None) for n in range(1, 251)]
+
+
+def test_the_size_of_sgemm_is_in_its_name(
+    rules: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the medians of two sizes cannot be one."""
+    verdict_time, kernels = map(importlib.import_module, ("verdict_time", "kernels"))
+    (name,) = (one for one in verdict_time.QUESTIONS if one.startswith("sgemm"))
+    monkeypatch.setitem(sys.modules, "torch", MagicMock())
+    monkeypatch.setattr(kernels, "arch", lambda: "sm_90")
+    asked = MagicMock()
+    monkeypatch.setattr(verdict_time, "PtxKernel", asked)
+    verdict_time.example(name)
+    assert f"sgemm-{asked.call_args.kwargs['args'][-1]}" == name
 
 
 PRINTED = re.compile(r"\bpython (benchmarks/(\w+)\.py[^`\n]*)")
