@@ -217,7 +217,9 @@ class CIQ:
         Raises CiqError, whose ``reason`` is the word, when a build fails, or the ACF is refused,
         did not arrive or is not its sidecar's. Leaves no record, and answers no mark.
         """
-        params = WinParams(acf, min_speedup)
+        asked = {"acf": acf, "min_speedup": min_speedup}
+        params = _marks.params_of("ciq_beats_baseline", (), asked)
+        assert isinstance(params, WinParams)
         bench = self._judging.bench(kernel)
         if not isinstance(bench, Workbench):
             raise SettingsError("ciq.compare takes a kernel, not an objective")

@@ -67,6 +67,7 @@ class Judge:
         self.seconds_in_all = settings.timeout
         self._benches: dict[int, tuple[object, Workbench | ObjectiveBench]] = {}
         self._read: list[Committed] = []  # the ACFs of the check that is being answered
+        self._told: set[Path] = set()  # those whose ptxas a check has named, if it is another
 
     def answer(
         self,
@@ -82,7 +83,11 @@ class Judge:
         verdict = self._guarded(check, bench, lambda: self._answer(bench, params, asked))
         if self.settings.accept or not any(one.sidecar for one in self._read):
             return verdict
-        return proof.with_other_ptxas(verdict, self._read, self._ptxas_version())
+        told = self._told if verdict.status is Status.PASS else set()
+        news = [one for one in self._read if one.acf.source not in told]
+        self._told.update(one.acf.source for one in self._read)
+        session = self._ptxas_version() if isinstance(bench, ObjectiveBench) else None
+        return proof.with_other_ptxas(verdict, news, session)
 
     def retest(
         self, bench: Workbench | ObjectiveBench, found: Committed, params: _marks.WinParams
@@ -259,6 +264,8 @@ class Judge:
         if isinstance(bench, Workbench):
             arch = bench.kernel.arch()
             numbers["ptx_sha256"] = bench.kernel.ptx_sha256(bench.folder)
+        else:
+            numbers["ptxas"] = bench.ptxas
         new = _sidecar.describe(committed.acf, arch=arch, numbers=numbers)
         known = self.offers.get(source)
         merged = _sidecar.refreshed(known.sidecar if known else committed.sidecar, new)

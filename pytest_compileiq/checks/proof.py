@@ -237,6 +237,10 @@ def mismatch(acf: Acf, sidecar: Sidecar | None, bench: Workbench | None) -> CiqE
     return None
 
 
+#: What another release may make of an ACF that it takes and that arrives.
+_OF_ANOTHER_PTXAS = frozenset({Reason.SLOWER, Reason.NO_WIN, Reason.NO_EFFECT, Reason.WRONG_RESULT})
+
+
 def with_other_ptxas(verdict: Verdict, known: Iterable[Committed], session: str | None) -> Verdict:
     """The verdict, with the releases named where an ACF is of another ptxas than it was judged by.
 
@@ -252,8 +256,7 @@ def with_other_ptxas(verdict: Verdict, known: Iterable[Committed], session: str 
     ]
     if not notes or verdict.reason is Reason.REJECTED:  # which says it itself
         return verdict
-    failed = verdict.status is Status.FAIL and verdict.reason is not Reason.UNFIT
-    doubt = ", which may be why" if failed else ""
+    doubt = ", which may be why" if verdict.reason in _OF_ANOTHER_PTXAS else ""
     return replace(verdict, message=f"{verdict.message}; {'; '.join(notes)}{doubt}")
 
 

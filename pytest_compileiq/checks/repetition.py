@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pytest_compileiq.checks import proof
 from pytest_compileiq.checks.timing import Stopwatch
 from pytest_compileiq.errors import CiqError
+from pytest_compileiq.isolation import child
 from pytest_compileiq.measure.decide import Rule
 from pytest_compileiq.measure.opaque import OpaqueOutcome, OpaqueTest
 from pytest_compileiq.measure.samples import record_opaque
@@ -98,8 +99,9 @@ def judge(
             continue
         now = time.monotonic()
         more = test.more_calls
-        # What does not vary needs few calls; without a GPU each has a time limit of its own.
-        if repeats and (
+        # What does not vary needs few calls. Outside of an isolated test, whose time they share,
+        # each has a time limit of its own.
+        if (repeats or child.inside()) and (
             now + bench.longest >= end or (more and now + more * (now - began) / calls > end)
         ):
             late = True
@@ -114,12 +116,13 @@ def judge(
                 reason=fault.reason,
                 numbers=numbers,
             )
-        test.tell(answer.scores or None)
-        calls += 1
-        if answer.scores and answer.scores != first[side] and not repeats and not test.outcome:
+        if answer.scores and answer.scores != first[side] and not repeats:
             arm = acf.name if side is Side.CANDIDATE else in_words(BASELINE_ARM)
             change = f"{listed(first[side])}, then {listed(answer.scores)} on {arm}"
             test.stop()
+            break
+        test.tell(answer.scores or None)
+        calls += 1
     outcome = test.outcome
     assert outcome is not None
     reason = outcome.reason

@@ -59,9 +59,11 @@ def judge_kernel(bench: Workbench, params: StabilityParams, stopwatch: Stopwatch
     if outcome.clock_step is not None:
         seconds = median(test.seconds)
         share = outcome.clock_step / seconds
+        alike = "no two launches read differently, and " if len(set(test.seconds)) == 1 else ""
         message += (
-            f"; events step by {1e9 * outcome.clock_step:.0f} ns, {100 * share:.2g} % of a launch of "
-            f"{1e6 * seconds:.3g} us, which hides a CV as small as the limit"
+            f"; {alike}events step by {'up to ' if alike else ''}{1e9 * outcome.clock_step:.0f} ns, "
+            f"{100 * share:.2g} % of a launch of {1e6 * seconds:.3g} us, which hides a CV as small "
+            "as the limit"
         )
         remedy = f"raise the limit to {math.ceil(1000 * share) / 10:g} %, or give it more work"
     elif outcome.status is Status.FAIL:

@@ -168,7 +168,8 @@ def judge_objective(
     # A score that fell to 0 has no finite ratio, and JSON no infinity.
     ratios: Any = verdict.numbers["speedups"]
     recorded = None if None in ratios else min(ratios)
-    return replace(verdict, numbers={**verdict.numbers, "score_ratio": recorded})
+    remedy = _SEARCH_OR_DROP if verdict.reason is Reason.NO_WIN else verdict.remedy
+    return replace(verdict, remedy=remedy, numbers={**verdict.numbers, "score_ratio": recorded})
 
 
 def minimum_ratio(

@@ -193,11 +193,12 @@ def _is_time(seconds: float) -> bool:
 def clock_step(seconds: Sequence[float]) -> float:
     """By how much (s) readings of events step: the least that two of them differ by.
 
-    It is EVENT_QUANTUM at least, and PROMISED_STEP where no two differ.
+    It is EVENT_QUANTUM at least, and no more than PROMISED_STEP: two levels of a noisy kernel are
+    no step, however far apart.
     """
     # Below a nanosecond it is the rounding of a float.
     gaps = [b - a for a, b in pairwise(sorted(seconds)) if b - a > 1e-9]
-    return max(EVENT_QUANTUM, min(gaps, default=PROMISED_STEP))
+    return max(EVENT_QUANTUM, min([*gaps, PROMISED_STEP]))
 
 
 def classic_cv(seconds: Sequence[float]) -> float | None:
