@@ -131,7 +131,8 @@ def test_the_json_file(pytester: pytest.Pytester, run_json: RunJson) -> None:
             "check": "objective",
             "status": "pass",
             "reason": None,
-            "message": "baseline 1.5, damaged ACF raises",
+            "message": "baseline 1.5, damaged ACF raises (RuntimeError: refused); no good one was "
+            "tried, which acf= would name",
             "remedy": "",
             "numbers": {"objectives": 1, "baseline_scores": [1.5], "damaged": "raised"},
             "samples": [],

@@ -38,15 +38,14 @@ def judge_objective(bench: ObjectiveBench, committed: Committed | None) -> Verdi
         )
     if not answer.refused:  # crashed, hung or a bad shape: any of these harms a search
         readable(answer, bench, None, numbers)
-    fault = answer.fault
-    raised = fault is not None and fault.reason is Reason.CRASHED
-    numbers["damaged"] = "raised" if raised else "*"
-    # An objective that fails on any ACF raises, too: what it said is there to be read.
-    text += (
-        f", damaged ACF raises ({fault.message})"
-        if raised and fault
-        else ", damaged ACF is invalid"
-    )
+    if (fault := answer.fault) is not None and fault.reason is Reason.CRASHED:
+        numbers["damaged"] = "raised"
+        # An objective that fails on any ACF raises, too: what it said is there to be read.
+        said = fault.message.partition(f" on {damaged.name}")[0]
+        text += f", damaged ACF raises ({said.removeprefix('the objective raised ')})"
+    else:
+        numbers["damaged"] = "*"
+        text += ", damaged ACF is invalid"
     if acf is None:
         text += "; no good one was tried, which acf= would name"
     return Verdict(

@@ -15,7 +15,7 @@ from pytest_compileiq.toolchain.acf import Acf, nonsense
 from pytest_compileiq.toolchain.cubin import Cubin
 from pytest_compileiq.toolchain.ptxas import acf_refusal
 from pytest_compileiq.toolchain.sidecar import Committed, Sidecar
-from pytest_compileiq.verdict import Reason, Status, Verdict
+from pytest_compileiq.verdict import Reason, Verdict
 
 _REDEFINED = "redefinition for option 'apply-controls'"
 #: What to do about a build of which nothing can be seen without a GPU.

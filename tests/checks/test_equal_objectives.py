@@ -5,7 +5,9 @@ That an ACF was asked once, or twice with equal answers, proves nothing about it
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +44,15 @@ class Watch:
         return self._seed
 
 
-def judged(check: str, score: Score, watch: Watch | None) -> Verdict:
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same coins in each run of these tests, also without a stopwatch."""
+    monkeypatch.setattr(Stopwatch, "new_seed", itertools.count(1).__next__)
+
+
+def judged(
+    check: str, score: Score, watch: Watch | None, seconds: Callable[[], float] = lambda: 1e6
+) -> Verdict:
     known = {one.acf.hex: one.acf for one in (BEST, O0)}
 
     def objective(config: Any) -> float | str:
@@ -52,7 +62,7 @@ def judged(check: str, score: Score, watch: Watch | None) -> Verdict:
         Objective(objective, contained=False),
         objectives=1,
         timeout=1e6,
-        in_all=lambda: 1e6,
+        in_all=seconds,
         ptxas=None,
     )
     stopwatch = cast("Stopwatch | None", watch)
@@ -124,12 +134,36 @@ def test_what_does_not_vary_takes_ten_calls_a_comparison() -> None:
     )
 
 
-def test_without_a_gpu_the_first_difference_ends_it() -> None:
-    ticks = iter(range(100, 200))
-    verdict = judged("win", lambda acf: next(ticks), None)
+@pytest.mark.parametrize("late", range(3, 11))
+@pytest.mark.parametrize("scores", [(100.0, 80.0), (-100.0, -80.0)])
+def test_without_a_gpu_the_first_difference_ends_it(scores: tuple[float, float], late: int) -> None:
+    """Also at the tenth call, which would be the last, and for scores that have no ratio."""
+    base, tuned = scores
+    made: list[float] = []
+
+    def score(acf: Acf | None) -> float:
+        made.append((tuned if acf else base) + (len(made) == late - 1))
+        return made[-1]
+
+    verdict = judged("win", score, None)
     assert (verdict.status, verdict.reason) == ("undecided", "undecided")
-    assert next(ticks) == 103  # three calls were made
-    assert verdict.message.startswith("the scores change from call to call (10")
+    assert len(made) == late
+    assert verdict.message.startswith("the scores change from call to call (")
+
+
+def test_calls_in_an_isolated_test_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time ran out at the eighth call, and a healthy objective was `hung`."""
+    monkeypatch.setattr("pytest_compileiq.isolation.child.inside", lambda: True)
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def score(acf: Acf | None) -> float:
+        now[0] += 1.0
+        return 80.0 if acf else 100.0
+
+    verdict = judged("win", score, None, seconds=lambda: 8.0)
+    assert (verdict.status, verdict.reason) == ("undecided", "undecided")
+    assert verdict.remedy.startswith("raise --ciq-timeout")
 
 
 @pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "no gpu"])

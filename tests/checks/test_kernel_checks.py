@@ -396,6 +396,15 @@ def test_compare_raises_what_it_cannot_show(
     assert records == []
 
 
+def test_compare_refuses_what_the_mark_refuses(sgemm: pytest.Pytester) -> None:
+    sgemm.makepyfile(
+        HEAD + "from pytest_compileiq import CiqError\ndef test(ciq):\n"
+        "    with pytest.raises(CiqError, match='min_speedup'):\n"
+        "        ciq.compare(PtxKernel('sgemm.ptx', arch='sm_90'), min_speedup=0.98)\n"
+    )
+    sgemm.runpytest_subprocess().assert_outcomes(passed=1)
+
+
 def test_compare_returns_a_negative_verdict(sgemm: pytest.Pytester, run_json: RunJson) -> None:
     _comparing(
         sgemm,

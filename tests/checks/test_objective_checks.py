@@ -62,14 +62,14 @@ CANARY = ("ciq_canary(o0='worst.acf')",)
             CONTRACT,
             {"damaged": "1 / 0"},
             None,
-            "damaged ACF raises (the objective raised ZeroDivisionError: division by zero",
+            "damaged ACF raises (ZeroDivisionError: division by zero)",
         ),
         # All that is seen of an objective that no ACF ever reaches.
         (
             ("ciq_objective",),
             {"damaged": "ptxas_cmd"},
             None,
-            "raised NameError: name 'ptxas_cmd' is not defined on nonsense.acf (File",
+            "raises (NameError: name 'ptxas_cmd' is not defined); no good one",
         ),
         (("ciq_objective",), {}, None, "no good one was tried, which acf= would name"),
         (CONTRACT, {"best": "ptxas_cmd"}, "crashed", "NameError"),
@@ -244,3 +244,16 @@ def test_three_checks_make_21_calls(pytester: pytest.Pytester, run_json: RunJson
     test.write_text(test.read_text().replace("def objective(config):\n", count))
     run_json()[0].assert_outcomes(passed=1)
     assert len((pytester.path / "calls").read_text()) == 21
+
+
+def test_a_lower_aim_makes_no_win_of_equal_scores(
+    pytester: pytest.Pytester, run_json: RunJson
+) -> None:
+    (pytester.path / "best.acf").write_bytes(b"best")
+    pytester.makepyfile(
+        "def test(ciq):\n"
+        "    ciq.assert_beats_baseline(lambda config: 1.0, 'best.acf', min_speedup=1.5)\n"
+    )
+    _, (record,) = run_json()
+    assert record["reason"] == "no-win"
+    assert record["remedy"].startswith("drop the ACF")

@@ -76,6 +76,39 @@ def test_another_ptxas_is_the_likely_cause_of_another_fault(
     assert record["message"].endswith(", which may be why")
 
 
+def test_another_ptxas_is_no_cause_of_a_build_that_never_met_it(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    change(sgemm.path, ptxas="13.4.20")
+    record = judged(
+        sgemm, run_json, "ciq.assert_beats_baseline(Kernel(lambda acf: 1 / 0), 'best.acf')"
+    )
+    assert record["status"] == "fail"
+    assert "13.4.20" not in record["message"]
+
+
+def test_another_ptxas_is_named_once_a_test(sgemm: pytest.Pytester, run_json: RunJson) -> None:
+    change(sgemm.path, ptxas="13.4.20")
+    sgemm.makepyfile(
+        f"{HEAD}@pytest.mark.ciq_beats_baseline\n@pytest.mark.ciq_resources(max_registers=255)\n"
+        f"def test(ciq): ciq.check({K})"
+    )
+    _, records = run_json()
+    assert [record["status"] for record in records] == ["pass", "pass"]
+    assert ["13.4.20" in record["message"] for record in records] == [True, False]
+
+
+def test_accept_records_the_ptxas_of_an_objective(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    """It kept the former one, and the next run named it again."""
+    change(sgemm.path, ptxas="13.4.20")
+    call = "ciq.assert_beats_baseline(lambda config: 1.0 if config else 2.0)"
+    assert "13.4.20" in judged(sgemm, run_json, call)["message"]
+    judged(sgemm, run_json, call, "--ciq-accept")
+    assert "13.4.20" not in judged(sgemm, run_json, call)["message"]
+
+
 def test_a_recorded_win_below_1_is_refused_without_a_gpu(
     sgemm: pytest.Pytester, run_json: RunJson
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -132,6 +133,14 @@ def test_a_step_of_the_clock_that_is_more_than_the_limit_hides_the_answer(step: 
         if step == 500e-9 or share > 0.01:
             outcome = checked(seconds, 0.012, events=True)
             assert (outcome.status, outcome.clock_step) == (Status.PASS, None)
+
+
+def test_levels_of_a_noisy_kernel_are_no_steps_of_the_clock() -> None:
+    """Decided after a few launches, there is one gap between two readings, of 7 us."""
+    for seed in range(50):
+        rng = random.Random(seed)
+        seconds = [rng.choice([70e-6, 77e-6]) for _ in range(200)]
+        assert checked(seconds, 0.01, events=True).reason is Reason.NOISY
 
 
 def test_noise_beyond_the_clock_s_steps_is_noise() -> None:
