@@ -249,7 +249,7 @@ def pytest_runtest_makereport(
 
         told = item.stash.setdefault(state.VERDICTS, [])
         answered = {verdict.check for verdict in told}
-        told += marks.left_open(item, answered, item.name, "the test failed before")
+        told += marks.left_open(item, answered, item.name, marks.FAILED_BEFORE)
     verdicts, left = item.stash.get(state.VERDICTS, ()), item.stash.get(state.LEFT, ())
     assembler = item.config.stash.get(state.ASSEMBLER, None)
     if not (item.user_properties or verdicts or left or assembler):
