@@ -141,7 +141,7 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
         before_fork=lambda: state.assembler(config).staging,
         # The GPU is held by it, too: whoever locks clocks must not be killed with the test.
         environment_for=lambda item: device.environment_for(config, item, chosen),
-        settle=accepting.settle,
+        settle=accepting.write_handed_on,
         warm_up=lambda: warmup.warm_up(config),
     )
     if why_not is not None:
