@@ -498,7 +498,9 @@ def test_2(ciq): raise ValueError  # CUDA was never loaded here
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"), [("os._exit(3)", "crashed"), ("time.sleep(60)", "hung")], ids=["dies", "hangs"]
+    ("end", "reason"),
+    [("os._exit(3)", "crashed"), ("time.sleep(60)", "hung")],
+    ids=["dies", "hangs"],
 )
 def test_a_failed_test_that_dies_in_its_teardown_has_one_record_a_check(
     suite: Suite, end: str, reason: str
