@@ -284,7 +284,9 @@ def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings
 #: In the order in which pytest looks; it reads the others only for the section that is named.
 _INI_FILES = {
     **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ""),
-    **{"pyproject.toml": "[tool.pytest", "tox.ini": "[pytest]", "setup.cfg": "[tool:pytest]"},
+    "pyproject.toml": "[tool.pytest",
+    "tox.ini": "[pytest]",
+    "setup.cfg": "[tool:pytest]",
 }
 
 
