@@ -13,12 +13,13 @@ from pytest_compileiq import marks as _marks
 from pytest_compileiq.checks import proof
 from pytest_compileiq.errors import SettingsError
 from pytest_compileiq.isolation import child
-from pytest_compileiq.judge import Judge, Offer, name_of, not_judged
+from pytest_compileiq.judge import Judge, name_of, not_judged
 from pytest_compileiq.marks import Params, WinParams
 from pytest_compileiq.report.failure import explain
 from pytest_compileiq.subjects.kernel import Arm, Kernel, Workbench
 from pytest_compileiq.subjects.objective import Objective, ObjectiveBench
 from pytest_compileiq.toolchain import ptxas as _ptxas
+from pytest_compileiq.toolchain.sidecar import Sidecar
 from pytest_compileiq.verdict import Check, Status, Verdict
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class CIQ:
             self._judging.stopwatch.close()
 
     @property
-    def offers(self) -> dict[Path, Offer]:
+    def offers(self) -> dict[Path, Sidecar]:
         """The sidecars that --ciq-accept writes when the whole test has passed."""
         return self._judging.offers
 

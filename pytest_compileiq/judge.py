@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,6 @@ from pytest_compileiq.toolchain.sidecar import Committed
 from pytest_compileiq.verdict import Check, Reason, Status, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A sidecar to be written when the test has passed, and the verdict that it rests on."""
-
-    sidecar: _sidecar.Sidecar
-    check: Check
-    kernel: str
-
-
 class Judge:
     """Answers marks for the subjects of one test; each subject has one bench."""
 
@@ -62,7 +53,7 @@ class Judge:
         self.marks = marks
         self._assembler = assembler
         #: What --ciq-accept writes when the whole test has passed, by the ACF's path.
-        self.offers: dict[Path, Offer] = {}
+        self.offers: dict[Path, _sidecar.Sidecar] = {}
         #: What an isolated test may take. --ciq-retune gives a second half, from the search on.
         self.seconds_in_all = settings.timeout
         self._benches: dict[int, tuple[object, Workbench | ObjectiveBench]] = {}
@@ -267,9 +258,8 @@ class Judge:
         else:
             numbers["ptxas"] = bench.ptxas
         new = _sidecar.describe(committed.acf, arch=arch, numbers=numbers)
-        known = self.offers.get(source)
-        merged = _sidecar.refreshed(known.sidecar if known else committed.sidecar, new)
-        self.offers[source] = Offer(merged, verdict.check, verdict.kernel)
+        known = self.offers.get(source, committed.sidecar)
+        self.offers[source] = _sidecar.refreshed(known, new)
 
     def _run_once(self, check: Check, bench: Workbench | ObjectiveBench) -> Verdict:
         """--ciq-disable: the subject has to run, and what it answers is not judged."""

@@ -224,6 +224,15 @@ def marks_of(item: pytest.Item) -> dict[str, Params]:
     return {name: found[name] for name in MARKS if name in found}
 
 
+#: Why a check of a test that failed otherwise is not judged.
+FAILED_BEFORE = "the test failed before"
+
+
+def was_left_open(answer: Mapping[str, Any]) -> bool:
+    """Is this record of a verdict no more than that its test had failed?"""
+    return (answer["status"], answer["message"]) == (Status.NOT_JUDGED, FAILED_BEFORE)
+
+
 def left_open(
     item: pytest.Item, answered: Container[Check | str], kernel: str, why: str
 ) -> list[Verdict]:

@@ -141,7 +141,7 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
         before_fork=lambda: state.assembler(config).staging,
         # The GPU is held by it, too: whoever locks clocks must not be killed with the test.
         environment_for=lambda item: device.environment_for(config, item, chosen),
-        settle=accepting.settle,
+        settle=accepting.write_handed_on,
         warm_up=lambda: warmup.warm_up(config),
     )
     if why_not is not None:
@@ -249,7 +249,7 @@ def pytest_runtest_makereport(
 
         told = item.stash.setdefault(state.VERDICTS, [])
         answered = {verdict.check for verdict in told}
-        told += marks.left_open(item, answered, item.name, "the test failed before")
+        told += marks.left_open(item, answered, item.name, marks.FAILED_BEFORE)
     verdicts, left = item.stash.get(state.VERDICTS, ()), item.stash.get(state.LEFT, ())
     assembler = item.config.stash.get(state.ASSEMBLER, None)
     if not (item.user_properties or verdicts or left or assembler):

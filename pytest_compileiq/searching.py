@@ -72,7 +72,7 @@ class CiqSearch:
             )
         gpus = self._hold(workers)
         folder = self._folder / f"search{len(self.searches)}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # a call that was refused has left it
         search = open_search(
             objective,
             space,

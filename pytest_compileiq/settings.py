@@ -281,11 +281,13 @@ def load(config: pytest.Config, env: Mapping[str, str] = os.environ) -> Settings
     return Settings(values, sources)
 
 
-#: Where pytest looks for its ini keys, in the folder that it is started in and above.
-_INI_FILES = (
-    *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
-    *("pyproject.toml", "tox.ini", "setup.cfg"),
-)
+#: In the order in which pytest looks; it reads the others only for the section that is named.
+_INI_FILES = {
+    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ""),
+    "pyproject.toml": "[tool.pytest",
+    "tox.ini": "[pytest]",
+    "setup.cfg": "[tool:pytest]",
+}
 
 
 def ini_only(
@@ -293,20 +295,19 @@ def ini_only(
 ) -> list[tuple[Option, Path]]:
     """Those of the options that only an ini file sets, for who runs without pytest, with the file.
 
-    Pytest has no public way to have its ini file read, so such a value can only be named.
+    It is the first that pytest takes, from ``folder`` on upwards. Pytest has no public way to
+    have it read, so such a value can only be named.
     """
     keys = {one.ini: one for one in OPTIONS if one.name in names and not env.get(one.variable)}
-    for place in (folder, *folder.parents):
-        found = []
-        for path in (place / name for name in _INI_FILES):
-            try:
-                lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError):
-                continue
-            set_here = dict.fromkeys(line.partition("=")[0].strip() for line in lines)
-            found += [(keys[key], path) for key in set_here if key in keys]
-        if found:
-            return found
+    for path in (place / name for place in (folder, *folder.parents) for name in _INI_FILES):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if f"\n{_INI_FILES[path.name]}" in f"\n{text}":
+            pairs = (line.partition("=") for line in text.splitlines())
+            given = dict.fromkeys(key.strip() for key, _, value in pairs if value.strip(" '\""))
+            return [(keys[key], path) for key in given if key in keys]
     return []
 
 

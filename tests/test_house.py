@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pytest_compileiq
+from pytest_compileiq import plugin, records
 
 PACKAGE = Path(pytest_compileiq.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -161,3 +162,8 @@ def test_every_public_name_resolves() -> None:
         assert getattr(pytest_compileiq, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Kernal'"):
         pytest_compileiq.Kernal  # noqa: B018
+
+
+def test_the_doors_know_the_prefix_of_the_records() -> None:
+    """By heart: a run without ciq tests does not import the module."""
+    assert plugin._PREFIX == records.PREFIX

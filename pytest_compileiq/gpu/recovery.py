@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -92,9 +93,11 @@ def main(arguments: Sequence[str]) -> int:
     if folder is None and (text := os.environ.get("PYTEST_CIQ_LEASE_DIR")):
         folder = _lease_dir(text)
     if folder is None and (unread := ini_only(("lease_dir",), os.environ, Path.cwd())):
-        parser.error(
-            f"{unread[0][1]} sets ciq_lease_dir, which only pytest reads, and the journals are "
-            "there: name the folder by --ciq-lease-dir=DIR"
+        # No refusal: what is locked by the journals that are here would stay so.
+        print(
+            f"note: {unread[0][1]} sets ciq_lease_dir, which only pytest reads; for the journals "
+            "that are there, name the folder by --ciq-lease-dir=DIR",
+            file=sys.stderr,
         )
     try:
         uuids = left_behind(folder)

@@ -52,17 +52,14 @@ class Attempt:
     crash: Crash | None = None
     may_rerun: bool = True
     lost: str = ""
-    logged: int = 0
+    unlogged: list[pytest.TestReport] = field(default_factory=list)
 
     def add(self, report: pytest.TestReport) -> None:
         self.reports.append(report)
-        if self.log is not None and report.when != "teardown":
-            self.logged += 1
+        if self.log is None or report.when == "teardown":
+            self.unlogged.append(report)
+        else:
             self.log(report)
-
-    @property
-    def unlogged(self) -> list[pytest.TestReport]:
-        return self.reports[self.logged :]
 
     @property
     def failed(self) -> bool:
@@ -225,7 +222,10 @@ class _Listener:
             text = f"it sent a bad message: {type(error).__name__}: {error}"
             self._attempt.ending = self._attempt.ending or (Kind.ERROR, text)
         if report is not None:  # what plugins raise of it is no fault of the message
-            self._attempt.add(report)
+            try:
+                self._attempt.add(report)
+            except OSError as error:  # nor a sign of a dead zygote
+                raise RuntimeError("a plugin's pytest_runtest_logreport failed") from error
 
     def _take(self, kind: str, *fields: Any) -> pytest.TestReport | None:
         if kind == Kind.PROGRESS:

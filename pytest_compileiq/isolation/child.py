@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -27,7 +28,7 @@ from pytest_compileiq.isolation.messages import Kind, Progress
 if TYPE_CHECKING:
     import warnings
 
-    from pytest_compileiq.isolation.crash import CrashProperties, Properties
+    from pytest_compileiq.isolation.crash import Crash, CrashProperties, Properties
 
 _channel: Channel | None = None
 
@@ -132,7 +133,8 @@ class Hooks:
         self._crash_properties = crash_properties
         self._item: pytest.Item | None = None
         self._failed = False
-        self._death: Properties | None = None
+        self._dead = False
+        self._death: Crash | None = None  # None also where a check has told of it
 
     def run(self, item: pytest.Item) -> None:
         """Run one item through the whole hook, so that all wrappers of it work here too."""
@@ -167,38 +169,34 @@ class Hooks:
 
         report = yield
         known = [*(report.user_properties or self.channel.kept)]
-        if self._death is None:
-            if (error := probes.sticky_cuda_error()) is None:
-                return report
-            self._death = self._tell_death(item, report, known, error)
-        # The last report of a test is the one that counts.
-        report.user_properties[:] = [*known, *self._death]
+        if not self._dead and (error := probes.sticky_cuda_error()) is not None:
+            self._dead, self._death = True, self._tell_death(item, report, known, error)
+        if self._dead:  # at each report, as the last one of a test is the one that counts
+            report.user_properties[:] = known
+        if self._death is not None:
+            died = replace(self._death, kept=known)
+            report.user_properties[:] = self._crash_properties(item, died)
         return report
 
     def _tell_death(
         self, item: pytest.Item, report: pytest.TestReport, known: Properties, error: str
-    ) -> Properties:
-        """Make a failure of the report; returns the properties that it gets beside the known."""
+    ) -> Crash | None:
+        """Make a failure of the report, unless a check has told of the death."""
         from pytest_compileiq.isolation import crash
         from pytest_compileiq.verdict import Reason
 
         progress = self.channel.progress
         if report.failed and crash.is_told(known, progress.arm):
-            return []
-        died = crash.Crash(
-            Reason.CRASHED,
-            f"the CUDA context died of {error}",
-            progress,
-            remedy=crash.remedy_at(progress),
-            kept=known,
-        )
+            return None
+        text, remedy = f"the CUDA context died of {error}", crash.remedy_at(progress)
+        died = crash.Crash(Reason.CRASHED, text, progress, remedy)
         if report.failed:
             report.sections.append(("isolated test", died.text_for_people))
         else:  # passed, skipped, or expected to fail: none of them is an answer any more
             report.outcome = "failed"
             report.longrepr = crash.longrepr(item, died)
             vars(report).pop("wasxfail", None)
-        return self._crash_properties(item, died)[len(known) :]
+        return died
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any

@@ -60,6 +60,7 @@ def call(function: Callable[[], Any], *, timeout: float) -> Outcome:
     with contextlib.suppress(OSError):  # the child does the same: whoever is first wins
         os.setpgid(pid, pid)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)  # a Ctrl-C of meanwhile is raised here
         answer, hung = _read(reader, pid, deadline=started + timeout)
     finally:
         os.close(reader)

@@ -173,21 +173,20 @@ def flush_output() -> None:
 def fork() -> tuple[int, set[int | signal.Signals]]:
     """Fork; returns the process id, 0 in the child, and the signals that were held back before.
 
-    In the child Ctrl-C stays held back, and is for it to let through: the stack is still that of
-    its parent, and a KeyboardInterrupt would run pytest's own end in both. Raises OSError.
+    Ctrl-C stays held back, and is for both to let through: the parent once it is sure to end its
+    child, and the child once the stack is no more that of its parent, as a KeyboardInterrupt
+    would run pytest's own end in both. Raises OSError.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    pid = -1
     try:
         with warnings.catch_warnings():
             # Python 3.12 and newer warn of threads. A lock that one of them held can hang the
             # child, which its time limit ends.
             warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-    finally:
-        if pid:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return pid, before
+            return os.fork(), before
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
 
 
 def describe(code: int) -> str:

@@ -273,7 +273,9 @@ class Isolation:
             assert self._refusal is not None
             properties = self.crash_properties(item, self._refusal)
             report = _crash.report(item, self._refusal, when="setup", properties=properties)
-            return Attempt(reports=[report], may_rerun=False)
+            refused = Attempt(may_rerun=False)
+            refused.add(report)
+            return refused
         attempt = Attempter(
             self._config,
             self._link,

@@ -96,7 +96,14 @@ class LateRequests:
 
 def crash_properties(item: pytest.Item, died: Crash) -> Properties:
     """A record for every check that the test asked for: answered, crashed, or not judged."""
-    answers = [json.loads(str(value)) for name, value in died.kept if name == records.VERDICT]
+    kept, answers = [], []
+    for name, value in died.kept:
+        if name == records.VERDICT:
+            answer = json.loads(str(value))
+            if marks.was_left_open(answer):  # this death is more than that
+                continue
+            answers.append(answer)
+        kept.append((name, value))
     unfit, kernel = died.reason is Reason.UNFIT, item.name
     why = "the test did not run" if unfit else f"the test's process {died.reason} before"
     answered = {answer["check"] for answer in answers}
@@ -104,10 +111,10 @@ def crash_properties(item: pytest.Item, died: Crash) -> Properties:
     running = died.progress.check or next((one.check for one in left), "")
     if not running:
         if unfit:
-            return [*died.kept]
+            return kept
         # No answer is lost, and that the test died has to be on record.
         last = answers[-1] if answers else {"check": Check.WIN, "kernel": kernel}
         running, kernel = last["check"], last["kernel"]
     verdicts = [crash.verdict(died, Check(running), kernel)]
     verdicts += [one for one in left if one.check != running]
-    return [*died.kept, *(crash.carried(item, verdict) for verdict in verdicts)]
+    return [*kept, *(crash.carried(item, verdict) for verdict in verdicts)]

@@ -74,6 +74,7 @@ class ZygoteClient:
                 link._control.close()
             zygote.main(theirs, run_child, prepare, signals)
         theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
     def ready(self) -> list[str]:
         """Wait for the zygote; returns the codes of the problems it found."""

@@ -56,6 +56,10 @@ def test_keys_that_only_pytest_reads_are_named(
     told = f"{tmp_path / name} sets ciq_ptxas, which only pytest reads: not looked at here"
     assert (line.level, line.text) == ("note", told)
     assert "PYTEST_CIQ_PTXAS" in line.cure
+    (inner / "setup.cfg").write_text("[metadata]\nciq_ptxas = 1\n")  # not for pytest
+    assert lines("ini file") == [line]
+    (inner / "tox.ini").write_text("[pytest]\nciq_ptxas =\n")
+    assert not lines("ini file")  # pytest reads this one, and no value
 
 
 def test_gpus(machine: Machine, lines: Lines) -> None:

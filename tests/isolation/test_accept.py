@@ -111,6 +111,33 @@ def test_a_sidecar_that_cannot_be_written(suite: Suite, isolate: str) -> None:
     assert "_pytest_compileiq" not in (suite.path / "x.xml").read_text()
 
 
+@IN_BOTH
+def test_a_sidecar_that_was_written_is_told_when_a_later_one_cannot_be(
+    suite: Suite, isolate: str
+) -> None:
+    for name in ("a", "b"):
+        (suite.path / f"{name}.acf").write_bytes(name.encode())
+    source = """
+def test_1(ciq):
+    ciq.assert_beats_baseline(better, "a.acf"); ciq.assert_beats_baseline(better, "b.acf")
+    os.mkdir("b.acf.json"); open("b.acf.json/x", "w").close()
+"""
+    result = run(suite, source, isolate=isolate)
+    assert result.counts == {"passed": 1, "error": 1}, result.out
+    assert (suite.path / "a.acf.json").is_file()
+    assert "--ciq-accept wrote a.acf.json" in result.out
+    assert "b.acf.json cannot be written" in result.out
+
+
+@IN_BOTH
+def test_an_acf_that_has_changed_since_it_was_judged(suite: Suite, isolate: str) -> None:
+    body = "ciq.check(better); open('best.acf', 'w').write('new')"
+    result = run(suite, f"{MARK}def test_1(ciq): {body}", isolate=isolate)
+    assert result.counts == {"passed": 1, "error": 1}, result.out
+    assert "best.acf has changed since the checks passed with it" in result.out
+    assert not (suite.path / "best.acf.json").exists()
+
+
 @needs("pytest_rerunfailures")
 @IN_BOTH
 @pytest.mark.parametrize("fails", [1, 2])

@@ -104,6 +104,27 @@ def test_a_grandchild_that_holds_the_pipe_delays_nothing_and_dies(tmp_path: Path
     assert not alive(pid)
 
 
+CTRL_C = """
+import os, signal, time
+from pytest_compileiq.isolation import contain
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+before = os.listdir("/proc/self/fd")
+try:
+    contain.call(lambda: time.sleep(60), timeout=60)
+except KeyboardInterrupt:
+    assert os.listdir("/proc/self/fd") == before
+    try:
+        print(os.waitpid(-1, os.WNOHANG))
+    except ChildProcessError:
+        print("none is left")
+"""
+
+
+def test_ctrl_c_during_the_fork_leaves_no_process() -> None:
+    done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True)
+    assert done.stdout == "none is left\n", done.stderr
+
+
 def test_output_is_not_doubled(capfd: pytest.CaptureFixture[str]) -> None:
     print("before", end=" ")
     call(lambda: print("inside"))

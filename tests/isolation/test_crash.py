@@ -475,6 +475,8 @@ def test_a_sticky_cuda_error_is_a_crash(
     suite.write(
         test_a=f"""
 import ctypes
+@pytest.mark.ciq_objective
+@pytest.mark.ciq_beats_baseline
 def test_1(ciq):
     progress("best.acf", kernel="attn", check="win")
     ctypes.CDLL("{dead_cuda(code)}")
@@ -489,7 +491,36 @@ def test_2(ciq): raise ValueError  # CUDA was never loaded here
     assert ("do not ship best.acf" in result.section("test_1")) == sticky
     assert "some error of a framework" in result.section("test_1")
     records = json.loads((suite.path / "x.json").read_text())["records"]
-    assert [record["reason"] for record in records] == ["crashed"] * sticky
+    assert sorted((record["check"], record["status"], record["reason"]) for record in records) == [
+        ("objective", "not-judged", None),
+        ("win", "fail", "crashed") if sticky else ("win", "not-judged", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [("os._exit(3)", "crashed"), ("time.sleep(60)", "hung")],
+    ids=["dies", "hangs"],
+)
+def test_a_failed_test_that_dies_in_its_teardown_has_one_record_a_check(
+    suite: Suite, end: str, reason: str
+) -> None:
+    suite.write(
+        test_a=f"""
+@pytest.fixture
+def deadly(): yield; {end}
+@pytest.mark.ciq_max_cv(5)
+@pytest.mark.ciq_beats_baseline
+def test_1(ciq, deadly): assert 0
+"""
+    )
+    result = suite.run("--ciq-json=x.json", "--ciq-timeout=2")
+    assert result.counts == {"failed": 1, "error": 1}, result.out
+    records = json.loads((suite.path / "x.json").read_text())["records"]
+    assert [(record["check"], record["status"], record["reason"]) for record in records] == [
+        ("cv", "fail", reason),
+        ("win", "not-judged", None),
+    ]
 
 
 @pytest.mark.parametrize(("dies", "told"), [("", 1), ("b.acf", 1), ("c.acf", 2)])

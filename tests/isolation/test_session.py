@@ -298,11 +298,13 @@ def test_1(ciq): assert inside()
     assert suite.jots == ["main finished"]
 
 
-def test_a_report_hook_that_raises_ends_the_session_as_ever(suite: Suite) -> None:
+@pytest.mark.parametrize("error", ["ZeroDivisionError", "ConnectionError"])
+def test_a_report_hook_that_raises_ends_the_session_as_ever(suite: Suite, error: str) -> None:
+    """An OSError is no sign of a dead process: what it looks like is what it is."""
     suite.write(
-        conftest="""
+        conftest=f"""
 def pytest_runtest_logreport(report):
-    if not inside() and report.when == "call": raise ZeroDivisionError("in a plugin")
+    if not inside() and report.when == "call": raise {error}("in a plugin")
 """,
         test_a="""
 @pytest.fixture
@@ -312,8 +314,28 @@ def test_1(ciq, slow): pass
     )
     result = suite.run()
     assert result.rc == 3
-    assert "ZeroDivisionError: in a plugin" in result.out
+    assert f"{error}: in a plugin" in result.out
+    assert "crashed" not in result.out
     assert result.seconds < 30
+
+
+def test_a_report_after_that_of_the_teardown_is_logged_once(suite: Suite) -> None:
+    suite.write(
+        conftest="""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    done = yield
+    if inside():
+        more = pytest.TestReport(item.nodeid, item.location, {}, "passed", None, "call")
+        item.ihook.pytest_runtest_logreport(report=more)
+    return done
+def pytest_runtest_logreport(report):
+    if not inside(): jot(report.when)
+""",
+        test_a="def test_1(ciq): pass\n",
+    )
+    suite.run()
+    assert suite.jots == [f"main {when}" for when in ("setup", "call", "call", "teardown")]
 
 
 def test_ctrl_c_with_workers(suite: Suite) -> None:

@@ -152,15 +152,17 @@ def test_accept_describes_the_winner_and_not_what_checks_before_it_saw(
         import pytest
         from pytest_compileiq import PtxKernel
 
-        @pytest.mark.ciq_resources(acf="best.acf", max_registers=255)
-        @pytest.mark.ciq_beats_baseline("best.acf")
         def test_win(ciq):
-            ciq.check(PtxKernel("sgemm.ptx", arch="sm_90"))
+            kernel = PtxKernel("sgemm.ptx", arch="sm_90")
+            ciq.assert_resources(kernel, acf="best.acf", max_registers=255)
+            with pytest.raises(AssertionError):
+                ciq.assert_beats_baseline(kernel, "best.acf")
         """
     )
     result, (*_, record) = run_json("--ciq-retune=1", "--ciq-accept")
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(passed=1, errors=1)  # accept comes to what the first check saw
     assert record["numbers"]["retuned"]["won"] is True
+    assert "best.acf has changed since the checks passed with it" in result.stdout.str()
     content = (useless.path / "best.acf").read_bytes()
     described = json.loads((useless.path / "best.acf.json").read_text())
     assert described["sha256"] == hashlib.sha256(content).hexdigest()
