@@ -244,8 +244,8 @@ _OF_ANOTHER_PTXAS = frozenset({Reason.SLOWER, Reason.NO_WIN, Reason.NO_EFFECT, R
 def with_other_ptxas(verdict: Verdict, known: Iterable[Committed], session: str | None) -> Verdict:
     """The verdict, with the releases named where an ACF is of another ptxas than it was judged by.
 
-    It is no fault while the proofs hold, and the likely cause of any other failure. ``session`` is
-    the version of the run's ptxas, for what gives no cubin.
+    It is no fault while the proofs hold, and may be why other code is slower, wrong or the same.
+    ``session`` is the version of the run's ptxas, for what gives no cubin.
     """
     here = verdict.numbers.get("ptxas") or session
     notes = [
