@@ -1,19 +1,22 @@
-"""A committed ACF of a Helion kernel: proven without a GPU, timed with ``--ciq-gpu``."""
+"""A committed ACF of a Helion kernel: proven without a GPU, timed with ``--ciq-gpu``.
+
+Helion asks the GPU when a kernel is declared. So the fixture imports it: imported with this module
+it would start CUDA in pytest's own process, and each isolated test would have to import torch anew.
+"""
 
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("helion", reason="needs Helion and torch")
-
-import helion_kernel as kernel
-import torch
 
 from pytest_compileiq import CIQ, HelionKernel
 
 
 @pytest.fixture
 def softmax(ciq: CIQ) -> HelionKernel:
+    pytest.importorskip("helion", reason="needs Helion and torch")
+    import helion_kernel as kernel
+    import torch
+
     torch.manual_seed(0)
     x = torch.randn(kernel.ROWS, kernel.COLUMNS, device="cuda" if ciq.on_gpu else "cpu")
 

@@ -13,8 +13,8 @@ from pytest_compileiq.subjects.kernel import Launch
 
 #: A gate that nobody opens gives up after this time.
 GATE_SECONDS = 1.0
-#: Clock probes behind one gate: two a block.
-MOST_PROBES = 8
+#: Clock probes behind one gate: two a block, of which there are six at most.
+MOST_PROBES = 12
 #: Below this kernel time (s) launches go into a CUDA graph, whose block lasts _GRAPH_BLOCK.
 _GRAPH_BELOW, _GRAPH_BLOCK = 20e-6, 200e-6
 #: Above it and below this, a block of several launches where the clock is too coarse for one.

@@ -23,9 +23,11 @@ class SimulatedGpu:
     """Implements ``blocks.Driver``. All times in seconds of one simulated clock.
 
     ``host_seconds`` passes on the host with each call that enqueues; ``gate`` False is a GPU
-    whose gate holds nothing back
-    and starts a unit when the GPU is idle. ``drift`` slows kernels down by that share a second,
-    ``clock(t)`` is the SM clock in MHz. ``log`` holds what ran, in order, with its detail.
+    whose gate holds nothing back and starts a unit when the GPU is idle. ``drift`` slows kernels
+    down by that share a second, ``clock(t)`` is the SM clock in MHz. ``first`` is the share that
+    the first launch behind a gate takes more, ``last`` that which the last one of a graph does,
+    and ``alone`` what all of a graph with none behind it take less. ``log`` holds what ran, in
+    order, with its detail.
     """
 
     host_seconds: float = 5e-6
@@ -33,6 +35,9 @@ class SimulatedGpu:
     jitter: float = 0.0
     drift: float = 0.0
     warm_gain: float = 0.3
+    first: float = 0.0
+    last: float = 0.0
+    alone: float = 0.0
     clock: Callable[[float], float] = lambda t: 1980.0
     quantum: float = 0.0
     host: float = 0.0
@@ -48,6 +53,8 @@ class SimulatedGpu:
         self._hot: str | None = None
         self._cycles: dict[int, tuple[float, float]] = {}
         self._random = Random(7)
+        self._is_first = False
+        self._share = 1.0
         self.expired = False
 
     def now(self) -> float:
@@ -56,7 +63,11 @@ class SimulatedGpu:
     # What a timer calls
 
     def close_gate(self) -> None:
-        self._put(lambda: self.log.append(("gate", None)))
+        def run() -> None:
+            self.log.append(("gate", None))
+            self._is_first = True
+
+        self._put(run)
         if self.gate:
             self._closed_at = self.host
         else:
@@ -110,12 +121,20 @@ class SimulatedGpu:
         assert len(self.log) == before
         assert len(found) >= nodes
         self.captured.append((str(getattr(found[2], "kernel", "?")), len(found)))
+        last = max((k for k, one in enumerate(found) if hasattr(one, "kernel")), default=-1)
+
+        def run() -> None:
+            behind = any(hasattr(one, "graph") for one in self._behind)
+            for index, one in enumerate(found):
+                self._share = 1.0 if behind else 1 - self.alone
+                if index == last:
+                    self._share *= 1 + self.last
+                one()
+            self._share = 1.0
+
+        run.graph = True  # type: ignore[attr-defined]
 
         def launch() -> None:
-            def run() -> None:
-                for one in found:
-                    one()
-
             self._put(run)
 
         return launch
@@ -131,7 +150,9 @@ class SimulatedGpu:
             noise = math.exp(self._random.gauss(0, self.jitter)) if self.jitter else 1.0
             gain = 1.0 if cold else 1 - self.warm_gain
             slow = 1980.0 / self.clock(self.gpu)
-            self._pass(seconds * gain * noise * slow * (1 + self.drift * self.gpu))
+            share = self._share * (1 + self.first if self._is_first else 1.0)
+            self._is_first = False
+            self._pass(seconds * gain * noise * slow * share * (1 + self.drift * self.gpu))
             self.log.append(("cold" if cold else "warm", name))
 
         run.kernel = name  # type: ignore[attr-defined]
@@ -158,8 +179,9 @@ class SimulatedGpu:
             self._drain(wait=False)
 
     def _drain(self, *, wait: bool = True) -> None:
-        for at, run in self._queue:
+        for index, (at, run) in enumerate(self._queue):
             self.gpu = max(self.gpu, at)
+            self._behind = [one for _, one in self._queue[index + 1 :]]
             run()
         self._queue.clear()
         if wait:
