@@ -3,9 +3,9 @@
 A *seat* is one placement: the buffers copied to new addresses and both builds loaded anew. A
 *block* is one or more launches of one build; its time comes from CUDA events. Behind a *gate*, a
 kernel that spins until all blocks are enqueued, the GPU never waits for the host: without it the
-first block of a unit read 3 to 9 % too slow (four kernels on an H200). What runs first or last
-behind a gate is still unlike the rest, so CUDA graphs and series of launches have *edges* there,
-which run and are not read.
+first block of a unit read up to 10 % too slow (traces of an H200), on a faster host not at all. What
+runs first or last behind a gate may still be unlike the rest, so the graphs of a unit and the
+launches of a series have *edges* there, which run and are not read.
 
 Nothing here knows CUDA: what it needs is a ``Driver``.
 """
@@ -39,7 +39,7 @@ from pytest_compileiq.subjects.kernel import Build, Kernel, Launch
 #: Warm-up (s): GPU work at least, wall time at most, and the pause after which it is lost.
 _WARM_WORK, _WARM_WALL, _COOL_AFTER = 0.1, 1.0, 0.25
 _WARM_CHUNK = 0.01
-#: Launches of a series behind one gate at least; the first and the last of them are not read.
+#: Launches of one batch of a series at least; the first and the last of them are not read.
 _SERIES = 10
 #: Warm-up ends when the SM clock moved less than this over so many chunks.
 _STEADY, _STEADY_CHUNKS = 0.005, 5
@@ -112,8 +112,9 @@ class Timer:
             own = tuple(self._time_block(name, side, launches[side]) for side in plan.order)
             return Timed(own, 1, self._now() - began, Health(reasons=self._reasons(began)))
         form = pilot.form
-        # A graph with none behind it runs faster: a 6 us kernel by 3 to 4 % on an H200, and the
-        # first is noisier. With an edge of its neighbour's side, each side follows each side once.
+        # A graph with none behind it ran faster on an H200, kernels of 6 and 7 us by 3 to 6 %, and
+        # the first was noisier. An edge is of its neighbour's side, so each side follows each once,
+        # and has probes like any block, so that all have the same before and behind them.
         edge = 1 if form.graph else 0
         order = plan.order[:edge] + plan.order + plan.order[-1:] * edge
         read = range(edge, edge + len(plan.order))
@@ -157,8 +158,8 @@ class Timer:
                 yield self._time_block(name, Side.BASE, launch)
                 continue
             blocks = self._read(launch, form, math.ceil(_SERIES / form.launches))
-            # Without its edges: the first of a matrix product took 4 % more on an H200, of an
-            # attention 0.4 %, and the last of a 6 us kernel in a graph 4 %.
+            # Without its edges: the first behind a gate took 4 % more of a matrix product on an
+            # H200, of an attention 0.4 %; the last in a graph of a 6 us kernel 2 to 5 %.
             yield from list(chain.from_iterable(blocks))[1:-1]
 
     # Seats

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,7 @@ from compileiq.types import SearchConfiguration, TrackerConfig, Worker, WorkerTy
 from pydantic import PrivateAttr
 
 from pytest_compileiq.errors import CiqError, SettingsError
-from pytest_compileiq.search import sanity, spaces, theirs
+from pytest_compileiq.search import core, sanity, spaces, theirs
 from pytest_compileiq.search.budget import Budget, BudgetSpentError, limited
 from pytest_compileiq.search.causes import Answer, Tally
 from pytest_compileiq.search.quiet import start_method_kept, warnings_as_notes
@@ -128,7 +126,7 @@ class GuardedSearch(Search):  # type: ignore[misc]
             return
         worker: ForkWorker = self._worker
         sample = self.sample(1)[0]
-        _release_core(self, ended=False)
+        core.release(self, ended=False)
 
         def evaluate(params: Any) -> Answer:
             return worker.evaluate(
@@ -177,7 +175,7 @@ class GuardedSearch(Search):  # type: ignore[misc]
         worker: Worker | None = getattr(self, "_worker", None)
         if isinstance(worker, ForkWorker):
             worker.close()
-        _release_core(self, ended=True)
+        core.release(self, ended=True)
 
     def close(self) -> None:
         """Let go of everything, as ``Search.__del__`` would at some time or other."""
@@ -193,17 +191,6 @@ class GuardedSearch(Search):  # type: ignore[misc]
         # At the interpreter's end, CompileIQ's would import modules that are gone.
         if not sys.is_finalizing() and getattr(self, "__pydantic_private__", None):
             self.close()
-
-
-def _release_core(search: Search, *, ended: bool) -> None:
-    """Compileiq 1.0 neither reaps its core process nor closes the socket to it."""
-    for name in ("_core_socket", "_listen_socket") if ended else ("_core_socket",):
-        if open_socket := getattr(search, name, None):
-            open_socket.close()
-    core = getattr(getattr(search, "_core_ipc", None), "core_process", None)
-    if core is not None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            core.wait(5)
 
 
 def open_search(
@@ -298,18 +285,24 @@ def open_search(
             chosen, traps = theirs.worker_class(worker, objective)
         chosen = limited(chosen, Budget(max_calls, max_seconds))
         notes += traps
+    cache = core.cache_folder(folder)
     with start_method_kept(theirs=not is_fork_worker), warnings_as_notes(notes, all_of_them=True):
         search = GuardedSearch(
             objective_function=objective,
             search_space=resolved,
             search_config=config,
             worker_type=chosen,
-            cache_folder=folder / "compileiq",
+            cache_folder=cache,
             **more,
         )
+    core.watch(search)
     search._plan = _Plan(tally, workers, task_timeout, is_fork_worker, keep, notes)
+    elsewhere = cache.parent != folder
     if not keep:
-        weakref.finalize(search, shutil.rmtree, str(search.cache_folder), True)
+        gone = cache if elsewhere else search.cache_folder
+        weakref.finalize(search, shutil.rmtree, str(gone), True)
+    elif elsewhere:
+        notes.append(f"CompileIQ's own files are in {cache}: 1.0 cannot read {folder}")
     return search
 
 

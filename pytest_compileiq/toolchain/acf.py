@@ -88,7 +88,7 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self.folder = _plain_folder()
+        self.folder = plain_folder()
 
     def path(self, acf: Acf) -> Path:
         """Where a copy of ``acf`` lies; written at the first call."""
@@ -103,9 +103,15 @@ class Staging:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _plain_folder() -> Path:
+def is_plain(path: str) -> bool:
+    """Whether no compiler or search misreads the path: no spaces, brackets, quotes and the like."""
+    return path.isascii() and not set(path) & set(" \t\"'\\[](){}$;&|<>*?~,=")
+
+
+def plain_folder() -> Path:
+    """A new temporary folder with such a path. Raises CiqError."""
     for base in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if base.isascii() and not set(base) & set(" \t\"'\\[](){}$;&|<>*?~,="):
+        if is_plain(base):
             try:
                 return Path(tempfile.mkdtemp(prefix="ciq-", dir=base))
             except OSError:

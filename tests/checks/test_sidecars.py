@@ -123,7 +123,7 @@ def test_a_recorded_win_below_1_is_refused_without_a_gpu(
 ) -> None:
     """Half of it would ask for 0.949, and an ACF that is 5 % slower would be a win."""
     call = f"ciq.assert_beats_baseline({K}, 'best.acf', min_speedup='recorded')"
-    assert judged(sgemm, run_json, call)["status"] == "pass"  # 1.7x, not measured here
+    assert judged(sgemm, run_json, call)["status"] == "pass"  # 1.12x, not measured here
     change(sgemm.path, speedup=0.9)
     record = judged(sgemm, run_json, call)
     assert record["reason"] == "unfit"

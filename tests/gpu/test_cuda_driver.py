@@ -160,10 +160,16 @@ def test_single_launches_of_a_short_kernel_are_timed_in_graphs(
     machine.kernel_ns = 6_000
     machine.sizes["k"] = []
     build = Build(launch=Loaded(b"cubin", "k", 1, 32).bind(()))
-    timer = Timer(CudaDriver(), seed=1, cold=cold)
+    driver = CudaDriver()
+    timer = Timer(driver, seed=1, cold=cold)
     pilot = timer.add("k", Pair(Kernel(lambda acf: build), {A: build, B: build}))
     assert pilot.form.graph
     assert pilot.form.launches > 1
+    timed = timer("k", Plan(load=(A, B), capture=(A, B), order=(A, B, B, A)))
+    assert (len(timed.seconds), len(timed.health.mhz)) == (4, 4)
+    probed = {int(args[0]) for name, _, args, _ in machine.launched if name == "ciq_probe"}
+    assert len(probed) == 12  # all in memory of the driver's
+    assert max(probed) + 24 <= driver._address + driver._host.size
     plain, turn = machine.kernel, itertools.cycle([6_000, 6_000, 9_000])
 
     def uneven(name: str, args: tuple[Any, ...]) -> None:

@@ -75,7 +75,7 @@ def test_a_clock_that_cannot_be_told_in_one_block_is_not_told() -> None:
 
 
 def test_without_a_gate_the_first_block_is_too_slow() -> None:
-    """On an H200 by 3 to 9 %: the host is still enqueuing while the GPU has begun."""
+    """On an H200 by up to 10 %: the host is still enqueuing while the GPU has begun."""
 
     def times(gate: bool) -> tuple[float, ...]:
         timer, _ = timer_of(SimulatedGpu(host_seconds=30e-6, gate=gate), 300e-6, 300e-6)
@@ -140,10 +140,14 @@ def test_short_kernels_run_in_graphs_captured_in_the_coin_s_order(
 
 
 def test_a_graph_with_none_behind_it_is_not_read() -> None:
-    """It took 3 to 4 % less on an H200. The first launch behind a gate can take more."""
-    timer, pilot = timer_of(SimulatedGpu(alone=0.04, first=0.3), 6e-6, 6e-6)
+    """It took 3 to 6 % less on an H200. The first launch behind a gate can take more."""
+    gpu = SimulatedGpu(alone=0.04, first=0.3)
+    timer, pilot = timer_of(gpu, 6e-6, 6e-6)
     assert pilot.form.graph
-    assert timer("k", PLAN).seconds == pytest.approx([6e-6] * 4)
+    gpu.mhz = lambda first, last: float(first)  # type: ignore[method-assign]
+    timed = timer("k", PLAN)
+    assert timed.seconds == pytest.approx([6e-6] * 4)
+    assert timed.health.mhz == (2, 4, 6, 8)  # those of the same four blocks
 
 
 def test_a_graph_s_second_run_does_not_count_for_its_first() -> None:
@@ -174,8 +178,8 @@ def test_a_queue_is_never_longer_than_cuda_s() -> None:
     for seconds in (1e-7, 1e-6, 5e-6, 19e-6, 21e-6, 60e-6, 99e-6, 1e-3):
         for cold in (True, False):
             form = choose_form(seconds, 0.0, cold=cold)
-            a_block = 1 if form.graph else form.operations
-            assert 1 + 4 * (a_block + 2) <= 500
+            blocks, a_block = (6, 1) if form.graph else (4, form.operations)
+            assert 1 + blocks * (a_block + 2) <= 500
 
 
 def test_linear_drift_cancels() -> None:
