@@ -198,6 +198,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if chosen.retune is not None and chosen.gpu is not None and "ciq" in fixtures:
         from pytest_compileiq.retune.again import stand_by
 
+        _ = state.assembler(item.config).staging  # as in _isolate
         item.stash[state.AGAIN] = stand_by(item)  # before any fixture that starts CUDA
 
 

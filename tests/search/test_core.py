@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def test_a_folder_may_have_any_name(name: str, keep: bool, tmp_path: Path) -> No
     del search
     assert cache.parent.exists() == (keep or not elsewhere)
     assert cache.exists() == keep
+    if elsewhere:
+        shutil.rmtree(cache.parent, ignore_errors=True)
 
 
 DYING = """#!{python}

@@ -112,8 +112,12 @@ def run(
 
 
 @pytest.mark.parametrize("isolate", ["auto", "off"])
-def test_time_is_lessened_on_a_gpu(run: Run, tmp_path: Path, isolate: str) -> None:
-    suite = tmp_path / "suite"
+def test_time_is_lessened_on_a_gpu(
+    run: Run, tmp_path: Path, isolate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite, temporary = tmp_path / "suite", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     committed = (suite / "best.acf").read_bytes()
     source = f"def test_before(server): pass\n{WIN}"
     session, (record,) = run(source, f"--ciq-isolate={isolate}", AMPLE)
@@ -151,6 +155,7 @@ def test_time_is_lessened_on_a_gpu(run: Run, tmp_path: Path, isolate: str) -> No
     shutil.copy(report / "best.acf.json", suite)
     _, (record,) = run(WIN, f"--ciq-isolate={isolate}")
     assert record["status"] == "pass"
+    assert list(temporary.glob("ciq-*")) == []
 
 
 def test_the_time_limit_ends_the_search_and_not_the_test(run: Run) -> None:
