@@ -42,7 +42,7 @@ def test_a_dict_space_and_what_is_left(ciq_search: CiqSearch, tmp_path: Path) ->
     assert isinstance(search, Search)
     result = search.start()
     scores = [int(value) for value in result.get_results()["score_1"]]
-    assert len(scores) >= 12  # 1.0 leaves duplicates out
+    assert len(scores) >= (12 if SEEDED else 8)  # 1.0 leaves duplicates out, as chance has them
     assert min(scores) == result.get_best_result()["score_1"] < sorted(scores)[len(scores) // 2]
     assert all(bowl(row["params"]) == row["score_1"] for _, row in result.get_results().iterrows())
     assert search.calls >= len(scores) + 3  # three were spent on the first sample
