@@ -19,8 +19,9 @@ MOST_PROBES = 12
 _GRAPH_BELOW, _GRAPH_BLOCK = 20e-6, 200e-6
 #: Above it and below this, a block of several launches where the clock is too coarse for one.
 _COARSE_BELOW = 100e-6
-#: Launches of a block at most: with flush and events, a unit's fit into CUDA's queue.
-_MOST_LAUNCHES = 256
+#: Launches of a block at most: a unit's operations, with its edges, fit into CUDA's queue. Behind
+#: a gate of an H200 840 nodes of graphs did, and with 1080 the host waited for the gate.
+_MOST_LAUNCHES = 128
 MOST_COLD_LAUNCHES = 30
 
 

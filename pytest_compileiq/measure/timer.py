@@ -4,7 +4,7 @@ A *seat* is one placement: the buffers copied to new addresses and both builds l
 *block* is one or more launches of one build; its time comes from CUDA events. Behind a *gate*, a
 kernel that spins until all blocks are enqueued, the GPU never waits for the host: without it the
 first block of a unit read up to 10 % too slow (traces of an H200), on a faster host not at all. What
-runs first or last behind a gate may still be unlike the rest, so the graphs of a unit and the
+runs first or last behind a gate may still be unlike the rest, so CUDA graphs with a cold cache and the
 launches of a series have *edges* there, which run and are not read.
 
 Nothing here knows CUDA: what it needs is a ``Driver``.
@@ -41,6 +41,9 @@ _WARM_WORK, _WARM_WALL, _COOL_AFTER = 0.1, 1.0, 0.25
 _WARM_CHUNK = 0.01
 #: Launches of one batch of a series at least; the first and the last of them are not read.
 _SERIES = 10
+#: Cold graphs with so many launches behind them at least are alike. On an H200 the last 35 launches
+#: behind a gate took 1 to 6 % less where a kernel has 6 us, the last 26 1.4 % less where it has 18.
+_LAUNCHES_BEHIND = 36
 #: Warm-up ends when the SM clock moved less than this over so many chunks.
 _STEADY, _STEADY_CHUNKS = 0.005, 5
 
@@ -112,31 +115,23 @@ class Timer:
             own = tuple(self._time_block(name, side, launches[side]) for side in plan.order)
             return Timed(own, 1, self._now() - began, Health(reasons=self._reasons(began)))
         form = pilot.form
-        # A graph with none behind it ran faster on an H200, kernels of 6 and 7 us by 3 to 6 %, and
-        # the first was noisier. An edge is of its neighbour's side, so each side follows each once,
-        # and has probes like any block, so that all have the same before and behind them.
-        edge = 1 if form.graph else 0
-        order = plan.order[:edge] + plan.order + plan.order[-1:] * edge
-        read = range(edge, edge + len(plan.order))
-        marks = [self._marks(position, form) for position in range(len(order))]
-        blocks = [
-            partial(self._block, launches[side], mine, form)
-            for side, mine in zip(order, marks, strict=True)
-        ]
-        if form.graph:  # one a block, as a second run of a graph would overwrite its events
-            captured = {
-                position: self._driver.capture(blocks[position], form.operations)
-                for side in plan.capture
-                for position, of in enumerate(order)
-                if of is side
-            }
-            blocks = [captured[position] for position in range(len(blocks))]  # type: ignore[misc]
+        # An edge is of its neighbour's side, so each side follows each once, and has probes like
+        # any block, so that all have the same before and behind them.
+        order = (plan.order[0], *plan.order, plan.order[-1])
+        read = range(1, len(order) - 1)
+        blocks = {
+            position: self._block(launches[side], position, form)
+            for side in plan.capture
+            for position, of in enumerate(order)
+            if of is side
+        }
+        ahead, behind = _edges(form)
         with self._gated() as gate:
-            for position, block in enumerate(blocks):
+            for position in [0] * ahead + [*read] + [len(order) - 1] * behind:
                 self._driver.probe(2 * position)
-                block()
+                blocks[position]()
                 self._driver.probe(2 * position + 1)
-        seconds = tuple(self._seconds(marks[k], form) for k in read)
+        seconds = tuple(_a_launch(self._seconds(k, form), form) for k in read)
         if gate.expired:
             seconds = (math.nan,) * len(read)
         mhz = tuple(self._driver.mhz(2 * k, 2 * k + 1) for k in read)
@@ -159,8 +154,10 @@ class Timer:
                 continue
             blocks = self._read(launch, form, math.ceil(_SERIES / form.launches))
             # Without its edges: the first behind a gate took 4 % more of a matrix product on an
-            # H200, of an attention 0.4 %; the last in a graph of a 6 us kernel 2 to 5 %.
-            yield from list(chain.from_iterable(blocks))[1:-1]
+            # H200, of an attention 0.4 %; the last in a graph of a 6 us kernel 2 to 5 %. As many as
+            # make pairs, for the noise is told from neighbours, and over a gate there are none.
+            inner = list(chain.from_iterable(blocks))[1:-1]
+            yield from inner[: len(inner) // 2 * 2]
 
     # Seats
 
@@ -183,7 +180,13 @@ class Timer:
 
     # Blocks
 
-    def _block(self, launch: Launch, marks: Sequence[Mark], form: Form) -> None:
+    def _block(self, launch: Launch, position: int, form: Form) -> Launch:
+        """A block between the marks of a position. As a graph it has only one run that is read,
+        since a second overwrites its events."""
+        block = partial(self._enqueue, launch, self._marks(position, form), form)
+        return self._driver.capture(block, form.operations) if form.graph else block
+
+    def _enqueue(self, launch: Launch, marks: Sequence[Mark], form: Form) -> None:
         driver = self._driver
         if form.cold:
             for start, end in marks:
@@ -199,8 +202,8 @@ class Timer:
             launch()
         driver.record(end)
 
-    def _seconds(self, marks: Sequence[Mark], form: Form) -> float:
-        return _a_launch([self._driver.seconds(*mark) for mark in marks], form)
+    def _seconds(self, position: int, form: Form) -> list[float]:
+        return [self._driver.seconds(*mark) for mark in self._marks(position, form)]
 
     def _marks(self, position: int, form: Form) -> list[Mark]:
         first = position * form.marks
@@ -214,22 +217,20 @@ class Timer:
 
     def _read(self, launch: Launch, form: Form, count: int) -> list[list[float]]:
         """Seconds between the events of each mark of so many blocks of one build in a row."""
-        if form.graph:
-            marks = self._marks(0, form)
-            graph = self._driver.capture(partial(self._block, launch, marks, form), form.operations)
-            return [self._read_once([graph], [marks])[0] for _ in range(count)]
         most = max(1, 4 * MOST_COLD_LAUNCHES // form.launches)
+        ahead, behind = _edges(form)
+        edge = self._block(launch, most, form)
         found: list[list[float]] = []
         while len(found) < count:
             many = range(min(most, count - len(found)))
-            several = [self._marks(position, form) for position in many]
-            blocks = [partial(self._block, launch, marks, form) for marks in several]
-            found += self._read_once(blocks, several)
+            blocks = [self._block(launch, position, form) for position in many]
+            self._run([edge] * ahead + blocks + [edge] * behind)
+            times = [self._seconds(position, form) for position in many]
+            self._was_busy(math.fsum(map(math.fsum, times)))
+            found += times
         return found
 
-    def _read_once(
-        self, blocks: Sequence[Launch], marks: Sequence[Sequence[Mark]]
-    ) -> list[list[float]]:
+    def _run(self, blocks: Sequence[Launch]) -> None:
         with self._gated() as gate:
             for block in blocks:
                 block()
@@ -238,9 +239,6 @@ class Timer:
                 f"the GPU waited {GATE_SECONDS:g} s for launches to be enqueued, and they were not",
                 remedy="let launch() only enqueue: no .item(), no synchronize(), no copy to the host",
             )
-        found = [[self._driver.seconds(*mark) for mark in mine] for mine in marks]
-        self._was_busy(math.fsum(map(math.fsum, found)))
-        return found
 
     @contextmanager
     def _gated(self) -> Iterator[_Gate]:
@@ -298,6 +296,17 @@ class Timer:
 
 class _Gate:
     expired = False
+
+
+def _edges(form: Form) -> tuple[int, int]:
+    """How many blocks run unread before those that are read, and how many after them.
+
+    Warm graphs have none: on an H200 the first of four took 0.5 % more with an edge before it, and
+    none without one.
+    """
+    if not form.graph or not form.cold:
+        return 0, 0
+    return 1, math.ceil(_LAUNCHES_BEHIND / form.launches)
 
 
 def _a_launch(marks: Sequence[float], form: Form) -> float:

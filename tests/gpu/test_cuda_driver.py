@@ -168,7 +168,7 @@ def test_single_launches_of_a_short_kernel_are_timed_in_graphs(
     timed = timer("k", Plan(load=(A, B), capture=(A, B), order=(A, B, B, A)))
     assert (len(timed.seconds), len(timed.health.mhz)) == (4, 4)
     probed = {int(args[0]) for name, _, args, _ in machine.launched if name == "ciq_probe"}
-    assert len(probed) == 12  # all in memory of the driver's
+    assert len(probed) == (12 if cold else 10)  # all in memory of the driver's
     assert max(probed) + 24 <= driver._address + driver._host.size
     plain, turn = machine.kernel, itertools.cycle([6_000, 6_000, 9_000])
 

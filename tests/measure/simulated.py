@@ -11,6 +11,8 @@ from typing import Any
 from pytest_compileiq.subjects.kernel import Build, Kernel, Launch
 
 FLUSH_SECONDS = 40e-6
+#: So many launches of graphs at the end of what is enqueued are not like the rest.
+END_LAUNCHES = 35
 
 
 @dataclass
@@ -26,8 +28,9 @@ class SimulatedGpu:
     whose gate holds nothing back and starts a unit when the GPU is idle. ``drift`` slows kernels
     down by that share a second, ``clock(t)`` is the SM clock in MHz. ``first`` is the share that
     the first launch behind a gate takes more, ``last`` that which the last one of a graph does,
-    and ``alone`` what all of a graph with none behind it take less. ``log`` holds what ran, in
-    order, with its detail.
+    and ``end`` what the last END_LAUNCHES of graphs take less, if nothing is enqueued behind them.
+    ``log`` holds what ran, in order, with its detail, ``longest`` how many operations there were
+    at most behind a gate, those within graphs counted.
     """
 
     host_seconds: float = 5e-6
@@ -37,9 +40,10 @@ class SimulatedGpu:
     warm_gain: float = 0.3
     first: float = 0.0
     last: float = 0.0
-    alone: float = 0.0
+    end: float = 0.0
     clock: Callable[[float], float] = lambda t: 1980.0
     quantum: float = 0.0
+    longest: int = 0
     host: float = 0.0
     gpu: float = 0.0
     gate_limit: float = 1.0
@@ -121,18 +125,21 @@ class SimulatedGpu:
         assert len(self.log) == before
         assert len(found) >= nodes
         self.captured.append((str(getattr(found[2], "kernel", "?")), len(found)))
-        last = max((k for k, one in enumerate(found) if hasattr(one, "kernel")), default=-1)
+        launches = sum(hasattr(one, "kernel") for one in found)
 
         def run() -> None:
-            behind = any(hasattr(one, "graph") for one in self._behind)
-            for index, one in enumerate(found):
-                self._share = 1.0 if behind else 1 - self.alone
-                if index == last:
+            left = launches
+            beyond = sum(getattr(one, "launches", 0) for one in self._behind)
+            for one in found:
+                left -= hasattr(one, "kernel")
+                self._share = 1 - self.end if left + beyond < END_LAUNCHES else 1.0
+                if not left:
                     self._share *= 1 + self.last
                 one()
             self._share = 1.0
 
-        run.graph = True  # type: ignore[attr-defined]
+        run.launches = launches  # type: ignore[attr-defined]
+        run.operations = len(found)  # type: ignore[attr-defined]
 
         def launch() -> None:
             self._put(run)
@@ -179,6 +186,8 @@ class SimulatedGpu:
             self._drain(wait=False)
 
     def _drain(self, *, wait: bool = True) -> None:
+        queued = sum(getattr(run, "operations", 1) for _, run in self._queue)
+        self.longest = max(self.longest, queued)
         for index, (at, run) in enumerate(self._queue):
             self.gpu = max(self.gpu, at)
             self._behind = [one for _, one in self._queue[index + 1 :]]

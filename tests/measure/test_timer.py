@@ -96,7 +96,7 @@ def test_the_cache_is_in_the_declared_state_at_every_timed_launch(
     log = unit_log(gpu, timer)
     timed = log[log.index(("gate", None)) :]
     states = [name for name, _ in timed if name in ("cold", "warm")]
-    blocks = 6 if pilot.form.graph else 4
+    blocks = 7 if cold and pilot.form.graph else 4
     if cold:
         assert set(states) == {"cold"}
         flushes = sum(name == "flush" for name, _ in timed)
@@ -135,18 +135,21 @@ def test_short_kernels_run_in_graphs_captured_in_the_coin_s_order(
         side.value for side in capture for _ in range(blocks[side])
     ]
     ran = [of for name, of in log[log.index(("gate", None)) :] if name == "cold"]
-    assert ran[::30] == list("BBAABB")
+    assert ran[::30] == list("BBAABBB")
     assert {nodes for _, nodes in gpu.captured} == {4 * 30}  # flush, event, kernel, event
 
 
-def test_a_graph_with_none_behind_it_is_not_read() -> None:
-    """It took 3 to 6 % less on an H200. The first launch behind a gate can take more."""
-    gpu = SimulatedGpu(alone=0.04, first=0.3)
-    timer, pilot = timer_of(gpu, 6e-6, 6e-6)
+@pytest.mark.parametrize("seconds", [2e-6, 6e-6, 18e-6])
+def test_graphs_with_few_behind_them_are_not_read(seconds: float) -> None:
+    """The last 35 launches took 1 to 6 % less on an H200. The first behind a gate can take more."""
+    gpu = SimulatedGpu(end=0.04, first=0.3)
+    timer, pilot = timer_of(gpu, seconds, seconds)
     assert pilot.form.graph
+    assert pilot.seconds == pytest.approx([seconds] * 16)
+    assert pilot.overhead_seconds == pytest.approx(2e-6)
     gpu.mhz = lambda first, last: float(first)  # type: ignore[method-assign]
     timed = timer("k", PLAN)
-    assert timed.seconds == pytest.approx([6e-6] * 4)
+    assert timed.seconds == pytest.approx([seconds] * 4)
     assert timed.health.mhz == (2, 4, 6, 8)  # those of the same four blocks
 
 
@@ -167,19 +170,24 @@ def test_a_graph_s_second_run_does_not_count_for_its_first() -> None:
         (19e-6, 0.01, True, Form(11, graph=True)),
         (6e-6, 0.01, True, Form(30, graph=True)),
         (6e-6, 0.01, False, Form(34, graph=True, cold=False)),
-        (0.5e-6, 0.01, False, Form(256, graph=True, cold=False)),
+        (0.5e-6, 0.01, False, Form(128, graph=True, cold=False)),
     ],
 )
 def test_the_form_of_a_block(seconds: float, jitter: float, cold: bool, expected: Form) -> None:
     assert choose_form(seconds, jitter, cold=cold) == expected
 
 
-def test_a_queue_is_never_longer_than_cuda_s() -> None:
-    for seconds in (1e-7, 1e-6, 5e-6, 19e-6, 21e-6, 60e-6, 99e-6, 1e-3):
-        for cold in (True, False):
-            form = choose_form(seconds, 0.0, cold=cold)
-            blocks, a_block = (6, 1) if form.graph else (4, form.operations)
-            assert 1 + blocks * (a_block + 2) <= 500
+@pytest.mark.parametrize("seconds", [1e-7, 1e-6, 2e-6, 6e-6, 12e-6, 19e-6, 21e-6, 60e-6, 1e-3])
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_queue_is_never_longer_than_cuda_s(seconds: float, cold: bool) -> None:
+    """Which counts what is in a graph too: with 1080 nodes the host waited on an H200."""
+    gpu = SimulatedGpu()
+    timer, _ = timer_of(gpu, seconds, seconds, cold=cold)
+    series = timer.series("k")
+    timer("k", PLAN)
+    for _ in range(40):
+        next(series)
+    assert gpu.longest <= 855
 
 
 def test_linear_drift_cancels() -> None:
@@ -353,9 +361,26 @@ def test_series_is_the_baseline_alone() -> None:
 @pytest.mark.parametrize(("seconds", "graph"), [(6e-6, True), (18e-6, True), (70e-6, False)])
 def test_series_leaves_its_edges_out(seconds: float, graph: bool, cold: bool) -> None:
     """A gate before a launch, or the end of a graph behind it, are no jitter of the kernel."""
-    gpu = SimulatedGpu(first=0.1, last=0.1 if cold else 0.0)
+    ends = 0.1 if cold else 0.0
+    gpu = SimulatedGpu(first=0.1, last=ends, end=ends)
     timer, pilot = timer_of(gpu, seconds, seconds, cold=cold)
     assert pilot.form.graph is graph
     series = timer.series("k")
     share = 1.0 if cold else 0.7
     assert [next(series) for _ in range(100)] == pytest.approx([share * seconds] * 100)
+
+
+@pytest.mark.parametrize("seconds", [19e-6, 30e-6, 70e-6, 300e-6])
+def test_neighbours_of_a_series_have_no_gate_between_them(seconds: float) -> None:
+    """The noise is told from the first and second, the third and fourth, and so on."""
+    gpu = SimulatedGpu()
+    timer, _ = timer_of(gpu, seconds, seconds)
+    series = timer.series("k")
+
+    def gate() -> int:
+        next(series)
+        return sum(name == "gate" for name, _ in gpu.log)
+
+    gates = [gate() for _ in range(60)]
+    assert gates[::2] == gates[1::2]
+    assert len(set(gates)) > 3
