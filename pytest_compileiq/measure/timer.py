@@ -41,8 +41,8 @@ _WARM_WORK, _WARM_WALL, _COOL_AFTER = 0.1, 1.0, 0.25
 _WARM_CHUNK = 0.01
 #: Launches of one batch of a series at least; the first and the last of them are not read.
 _SERIES = 10
-#: Cold graphs with so many launches behind them at least are alike. On an H200 the last 35 launches
-#: behind a gate took 1 to 6 % less where a kernel has 6 us, the last 26 1.4 % less where it has 18.
+#: Cold graphs with so many launches behind them at least are alike. On an H200 the last launches
+#: behind a gate, 35 at most, took 1 to 6 % less (`benchmarks/edges.py`).
 _LAUNCHES_BEHIND = 36
 #: Warm-up ends when the SM clock moved less than this over so many chunks.
 _STEADY, _STEADY_CHUNKS = 0.005, 5
@@ -301,8 +301,8 @@ class _Gate:
 def _edges(form: Form) -> tuple[int, int]:
     """How many blocks run unread before those that are read, and how many after them.
 
-    Warm graphs have none: on an H200 the first of four took 0.5 % more with an edge before it, and
-    none without one.
+    Warm graphs have none: on an H200 the first of four took 0.3 % more with an edge before it, and
+    no more without one (`benchmarks/edges.py`).
     """
     if not form.graph or not form.cold:
         return 0, 0

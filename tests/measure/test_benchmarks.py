@@ -164,7 +164,7 @@ class Both(Kernel):
 @pytest.fixture
 def simulated(rules: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
     """The scripts as they are, on a simulated GPU, on which the softmax does not build."""
-    names = ("runner", "kernels", "verdict_time", "effects", "peers")
+    names = ("runner", "kernels", "verdict_time", "effects", "peers", "edges")
     runner, kernels, verdict_time, *_ = map(importlib.import_module, names)
     gpu = SimulatedGpu(jitter=0.005)
     held = SimpleNamespace(
@@ -441,6 +441,38 @@ def test_effects_from_end_to_end(
         assert int(blocks) <= int(aim.removeprefix("<= "))
 
 
+def test_edges_from_end_to_end(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the last 35 launches take 4 % less: all of a block of 30, or 5 of one with another behind."""
+    made, *builds = kernel(simulated, 6e-6, 6e-6)
+    short = Pair(made, dict(zip(Side, builds, strict=True)))
+    idle = lambda cubin, bytes_: SimpleNamespace(pair=lambda *cycles: short)  # noqa: E731
+    monkeypatch.setattr(sys.modules["kernels"], "Idle", idle)
+    simulated.jitter, simulated.end = 0.0, 0.04
+    assert run("edges", tmp_path, monkeypatch, "--kernels", "1MiB", "--sessions", "9") == 0
+    (path,) = tmp_path.glob("edges-*.json.gz")
+    found = json.loads(gzip.decompress(path.read_bytes()))["records"]
+    assert [len(record["units"]) for record in found] == [9] * 5
+    (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
+    told = {row[1]: (row[6:9], row[2]) for row in rows(text, "copy")}
+    assert told["cold, edges: none"] == (["+0.5%", "-2.9%", "29 of 30"], "9")
+    assert told["cold, edges: 1 + 1"][0][2] == "4 of 30"
+    assert told["cold, edges: as shipped"] == (["+0.0%", "+0.0%", "0 of 30"], "9")
+    assert [state for state in told if state.startswith("warm")] == [
+        "warm, edges: none",
+        "warm, edges: 1 + 1",
+    ]
+
+
+def test_edges_of_what_has_no_graph(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("edges", tmp_path, monkeypatch, "--kernels", "16MiB") == 1
+    (text,) = (path.read_text() for path in tmp_path.glob("*.md"))
+    assert "a copy of 16MiB takes too long here for a CUDA graph" in text
+
+
 def test_verdict_time_from_end_to_end(
     simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,17 +547,17 @@ def test_a_command_that_is_printed_is_one(
 
 
 def test_the_page_on_measuring_has_what_the_recorded_times_say(rules: ModuleType) -> None:
-    """0.5 % of an H200, made anew from its samples."""
+    """0.4 % of an H200, made anew from its samples."""
     peers, runner = map(importlib.import_module, ("peers", "runner"))
     files = sorted((BENCHMARKS / "results").glob("peers-[ms]*.json.gz"))
     found = runner.merged([one for path in files for one in runner.read(path)["records"]])
     table = peers.places(found)
-    kept = (BENCHMARKS / "results" / "peers-2026-11-30.md").read_text().splitlines()
+    kept = (BENCHMARKS / "results" / "peers-2026-12-01.md").read_text().splitlines()
     assert set(table) <= set(kept)
     ((_, _, first, *_),) = rows("\n".join(table), "softmax")
-    assert first == "+0.5%"
+    assert first == "+0.4%"
     text = (BENCHMARKS.parent / "docs" / "explanation" / "measuring.md").read_text()
-    told = "the first of four blocks of a softmax took 0.5 % more than the others"
+    told = "the first of four blocks of a softmax took 0.4 % more than the others"
     assert told in " ".join(text.split())
 
 
