@@ -140,8 +140,15 @@ def _strip(axes: Axes, record: Record, sample: Mapping[str, Any], one: Track) ->
     axes.axhline(sample["rule"]["ratio"], color="black", linestyle="--", label="threshold")
     axes.set_yscale("log")
     _plain_ratios(axes)
-    axes.legend(fontsize=8, loc="best")
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, top * (top / bottom) ** 0.3)
+    _legend_on_top(axes)
     dress(axes, _title(record, str(sample["name"])), "unit", "speed-up, ×")
+
+
+def _legend_on_top(axes: Axes) -> None:
+    """In the room that was left for it, since anywhere else it may hide a line."""
+    axes.legend(fontsize=8, loc="upper center", ncols=2, columnspacing=1.2)
 
 
 def _plain_ratios(axes: Axes) -> None:
@@ -183,8 +190,8 @@ def _evidence(axes: Axes, sample: Mapping[str, Any], one: Track) -> None:
         )
     decides = max(-math.log10(alpha) for *_, alpha in sides)
     lowest = min(0.0, *one.above, *one.below) if one.above else 0.0
-    axes.set_ylim(max(lowest, -decides) - 0.2, max(decides, *one.above, *one.below, 0.0) + 0.5)
-    axes.legend(fontsize=8, loc="best")
+    axes.set_ylim(max(lowest, -decides) - 0.2, max(decides, *one.above, *one.below, 0.0) + 0.9)
+    _legend_on_top(axes)
     dress(axes, "evidence", "launches", "evidence, log₁₀ e-value")
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from pytest_compileiq.report import json as _json
 from . import simulated as sim
 
 pytest.importorskip("matplotlib")
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from pytest_compileiq.report import plots
 from pytest_compileiq.report.album import Album
@@ -57,6 +60,29 @@ def test_a_picture_shows_interval_threshold_evidence_and_clock() -> None:
     assert {text.get_text() for text in evidence.texts} == {"decides at 20", "decides at 100"}
     assert (clock.get_xlabel(), clock.get_ylabel()) == ("GPU time, s", "SM clock, MHz")
     assert figure.get_size_inches()[0] * plots.DPI == 800
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        WIN,
+        sim.record(sim.canary("softmax")),
+        sim.record(sim.win("noisy", speedup=1.021, noise=0.05, disturbed=0.05)),
+        sim.record(sim.win("slower", speedup=0.9)),
+    ],
+    ids=["win", "canary", "undecided", "slower"],
+)
+def test_a_legend_hides_nothing(found: dict[str, Any]) -> None:
+    figure = plots.picture("softmax", [found])
+    FigureCanvasAgg(figure).draw()
+    panels = [axes for axes in figure.axes if axes.get_legend() is not None]
+    assert len(panels) >= 2
+    for axes in panels:
+        legend = axes.get_legend()
+        assert legend is not None
+        bottom = legend.get_window_extent().y0
+        highest = max(float(y) for line in axes.get_lines() for y in line.get_ydata())
+        assert axes.transData.transform((1.0, highest))[1] < bottom
 
 
 def test_all_kinds_of_samples_are_drawn(tmp_path: Path) -> None:
