@@ -1,7 +1,7 @@
 """What the benchmarks on a GPU share: arguments, a time limit, and results that are never lost.
 
 Everything measured goes into one file, ``NAME-KERNELS-DATE.json.gz``, in the form that
-``selfcheck --out`` writes: ``python -m pytest_compileiq replay`` reads it. It is written anew every
+``selfcheck --out`` writes: ``python -m pytest_compileiq replay`` recomputes its samples. It is written anew every
 half minute and after each kernel, so a run that is cut short leaves a whole file. Tables are made
 from such files alone: ``--read FILE...`` makes one of several runs.
 """

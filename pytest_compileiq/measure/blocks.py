@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
 
@@ -13,16 +13,20 @@ from pytest_compileiq.subjects.kernel import Launch
 
 #: A gate that nobody opens gives up after this time.
 GATE_SECONDS = 1.0
-#: Clock probes behind one gate: two a block, of which there are six at most.
+#: Clock probes of a unit: two a block, four blocks and two that are edges and may run repeatedly.
 MOST_PROBES = 12
 #: Below this kernel time (s) launches go into a CUDA graph, whose block lasts _GRAPH_BLOCK.
 _GRAPH_BELOW, _GRAPH_BLOCK = 20e-6, 200e-6
 #: Above it and below this, a block of several launches where the clock is too coarse for one.
 _COARSE_BELOW = 100e-6
-#: Launches of a block at most: a unit's operations, with its edges, fit into CUDA's queue. Behind
-#: a gate of an H200 840 nodes of graphs did, and with 1080 the host waited for the gate.
+#: Nodes of the graphs behind one gate at most: with 1080 the host waited on an H200, for the gate.
+_MOST_NODES = 840
+#: Launches of a block at most. 30 cold ones are 120 nodes, of which a unit with its edges has 7.
 _MOST_LAUNCHES = 128
 MOST_COLD_LAUNCHES = 30
+#: Cold graphs with so many launches behind them at least are alike within 1 %. On an H200 about the
+#: last 30 behind a gate took up to 5 % less (`benchmarks/edges.py`); some more are for safety.
+_LAUNCHES_BEHIND = 36
 
 
 class Driver(Protocol):
@@ -52,8 +56,19 @@ class Driver(Protocol):
     def mhz(self, first: int, last: int) -> float:
         """SM clock between two probes; 0 where it cannot be told."""
 
-    def capture(self, enqueue: Callable[[], None], nodes: int) -> Launch:
+    def capture(self, enqueue: Callable[[], None], nodes: int) -> Graph:
         """Whatever ``enqueue`` enqueues, at least ``nodes`` operations, as one CUDA graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A CUDA graph of so many nodes. Called, it is launched on the current stream."""
+
+    launch: Launch
+    nodes: int
+
+    def __call__(self) -> None:
+        self.launch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,29 @@ class Form:
     def operations(self) -> int:
         """Operations that a block enqueues at least, if each launch is one."""
         return 4 * self.launches if self.cold else self.launches + 3
+
+    @property
+    def edges(self) -> tuple[int, int]:
+        """How many blocks run unread before those that are read, and how many after them.
+
+        Warm graphs have none: on an H200 the first of four took 0.2 to 0.3 % more with an edge
+        before it, and no more without one (`benchmarks/edges.py`).
+        """
+        if not self.graph or not self.cold:
+            return 0, 0
+        return 1, math.ceil(_LAUNCHES_BEHIND / self.launches)
+
+    def fitting(self, nodes: int) -> Form:
+        """With fewer launches, if the graph of a block has ``nodes`` and a unit were too long.
+
+        There is more than one node for each operation counted here where a launch is several.
+        """
+        each = nodes / self.operations
+        for launches in range(self.launches, 1, -1):
+            form = replace(self, launches=launches)
+            if (4 + sum(form.edges)) * math.ceil(each * form.operations) <= _MOST_NODES:
+                return form
+        return replace(self, launches=1)
 
 
 def choose_form(kernel_seconds: float, jitter: float, *, cold: bool) -> Form:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_compileiq.errors import CiqError
 from pytest_compileiq.gpu import stream as _stream
-from pytest_compileiq.measure.blocks import GATE_SECONDS, MOST_PROBES
+from pytest_compileiq.measure.blocks import GATE_SECONDS, MOST_PROBES, Graph
 
 # ciq_gate: spins until the host writes to flag[0], at most limit ns; then notes it in flag[1].
 # ciq_probe: cycles of its SM, global time in ns, and the SM's number.
@@ -173,7 +173,7 @@ class CudaDriver:
             return 0.0
         return 1e3 * (c1 - c0) / (t1 - t0)
 
-    def capture(self, enqueue: Callable[[], None], nodes: int) -> Callable[[], None]:
+    def capture(self, enqueue: Callable[[], None], nodes: int) -> Graph:
         from cuda.bindings import driver
 
         builder = self._side.create_graph_builder()
@@ -200,7 +200,7 @@ class CudaDriver:
         def launch(_keep: Callable[[], None] = enqueue) -> None:  # and with it the buffers
             graph.launch(_stream.current())
 
-        return launch
+        return Graph(launch, found)
 
     def synchronize(self) -> None:
         _stream.synchronize()

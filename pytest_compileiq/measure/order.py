@@ -1,7 +1,7 @@
 """What the order of a unit's blocks does to their times, known from the units before it.
 
 The first or the last block of a unit may not be like the others: of a softmax on an H200 the first
-took 0.5 % more, of a matrix product at the power limit once 1.6 %. A coin turns that into noise, ABBA
+took 0.4 % more, of a matrix product at the power limit once 1.6 %. A coin turns that into noise, ABBA
 one way and BAAB the other, so it misleads nobody, but for a 6 us kernel in CUDA graphs without edges it
 was more than half of the noise. What past units show of it can be taken off the next one.
 

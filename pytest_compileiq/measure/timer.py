@@ -3,9 +3,9 @@
 A *seat* is one placement: the buffers copied to new addresses and both builds loaded anew. A
 *block* is one or more launches of one build; its time comes from CUDA events. Behind a *gate*, a
 kernel that spins until all blocks are enqueued, the GPU never waits for the host: without it the
-first block of a unit read up to 10 % too slow (traces of an H200), on a faster host not at all. What
-runs first or last behind a gate may still be unlike the rest, so CUDA graphs with a cold cache and the
-launches of a series have *edges* there, which run and are not read.
+first block of a unit read up to 10 % too slow (traces of an H200), on a faster host not at all.
+What runs first or last behind a gate may still be unlike the rest, so CUDA graphs with a cold cache
+and the launches of a series have *edges* there, which run and are not read.
 
 Nothing here knows CUDA: what it needs is a ``Driver``.
 """
@@ -41,9 +41,6 @@ _WARM_WORK, _WARM_WALL, _COOL_AFTER = 0.1, 1.0, 0.25
 _WARM_CHUNK = 0.01
 #: Launches of one batch of a series at least; the first and the last of them are not read.
 _SERIES = 10
-#: Cold graphs with so many launches behind them at least are alike. On an H200 the last launches
-#: behind a gate, 35 at most, took 1 to 6 % less (`benchmarks/edges.py`).
-_LAUNCHES_BEHIND = 36
 #: Warm-up ends when the SM clock moved less than this over so many chunks.
 _STEADY, _STEADY_CHUNKS = 0.005, 5
 
@@ -119,15 +116,16 @@ class Timer:
         # any block, so that all have the same before and behind them.
         order = (plan.order[0], *plan.order, plan.order[-1])
         read = range(1, len(order) - 1)
+        ahead, behind = form.edges
+        run = [0] * ahead + [*read] + [len(order) - 1] * behind
         blocks = {
             position: self._block(launches[side], position, form)
             for side in plan.capture
-            for position, of in enumerate(order)
-            if of is side
+            for position in sorted(set(run))
+            if order[position] is side
         }
-        ahead, behind = _edges(form)
         with self._gated() as gate:
-            for position in [0] * ahead + [*read] + [len(order) - 1] * behind:
+            for position in run:
                 self._driver.probe(2 * position)
                 blocks[position]()
                 self._driver.probe(2 * position + 1)
@@ -154,8 +152,8 @@ class Timer:
                 continue
             blocks = self._read(launch, form, math.ceil(_SERIES / form.launches))
             # Without its edges: the first behind a gate took 4 % more of a matrix product on an
-            # H200, of an attention 0.4 %; the last in a graph of a 6 us kernel 2 to 5 %. As many as
-            # make pairs, for the noise is told from neighbours, and over a gate there are none.
+            # H200, of an attention 0.4 %; the last in a graph of a 7 us copy about 1 %. An even
+            # number: the noise is told from pairs, and no pair may lie across a gate.
             inner = list(chain.from_iterable(blocks))[1:-1]
             yield from inner[: len(inner) // 2 * 2]
 
@@ -185,6 +183,10 @@ class Timer:
         since a second overwrites its events."""
         block = partial(self._enqueue, launch, self._marks(position, form), form)
         return self._driver.capture(block, form.operations) if form.graph else block
+
+    def _nodes(self, launch: Launch, form: Form) -> int:
+        block = partial(self._enqueue, launch, self._marks(0, form), form)
+        return self._driver.capture(block, form.operations).nodes
 
     def _enqueue(self, launch: Launch, marks: Sequence[Mark], form: Form) -> None:
         driver = self._driver
@@ -218,13 +220,15 @@ class Timer:
     def _read(self, launch: Launch, form: Form, count: int) -> list[list[float]]:
         """Seconds between the events of each mark of so many blocks of one build in a row."""
         most = max(1, 4 * MOST_COLD_LAUNCHES // form.launches)
-        ahead, behind = _edges(form)
-        edge = self._block(launch, most, form)
+        if form.graph and form.launches > 1:
+            most = min(most, 4)  # as in a unit, which fits into CUDA's queue
+        ahead, behind = form.edges
+        edges = [self._block(launch, most, form)] if ahead + behind else []
         found: list[list[float]] = []
         while len(found) < count:
             many = range(min(most, count - len(found)))
             blocks = [self._block(launch, position, form) for position in many]
-            self._run([edge] * ahead + blocks + [edge] * behind)
+            self._run(edges * ahead + blocks + edges * behind)
             times = [self._seconds(position, form) for position in many]
             self._was_busy(math.fsum(map(math.fsum, times)))
             found += times
@@ -263,6 +267,8 @@ class Timer:
         seconds = self._times(base, first, PILOT_LAUNCHES)
         shorter = min(median(seconds), rough[Side.CANDIDATE])
         form = choose_form(shorter, pilot_scale(seconds), cold=self._cold)
+        if form.graph:
+            form = form.fitting(max(self._nodes(launch, form) for launch in launches.values()))
         if form != first:
             seconds = self._times(base, form, PILOT_LAUNCHES)
         overhead = min(self._times(self._driver.empty, form, 2))
@@ -296,17 +302,6 @@ class Timer:
 
 class _Gate:
     expired = False
-
-
-def _edges(form: Form) -> tuple[int, int]:
-    """How many blocks run unread before those that are read, and how many after them.
-
-    Warm graphs have none: on an H200 the first of four took 0.3 % more with an edge before it, and
-    no more without one (`benchmarks/edges.py`).
-    """
-    if not form.graph or not form.cold:
-        return 0, 0
-    return 1, math.ceil(_LAUNCHES_BEHIND / form.launches)
 
 
 def _a_launch(marks: Sequence[float], form: Form) -> float:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from pytest_compileiq.measure.blocks import Graph
 from pytest_compileiq.subjects.kernel import Build, Kernel, Launch
 
 FLUSH_SECONDS = 40e-6
-#: So many launches of graphs at the end of what is enqueued are not like the rest.
-END_LAUNCHES = 35
+#: So many launches of graphs at the end of what is enqueued are not like the rest; as many as the
+#: timer allows for.
+END_LAUNCHES = 36
 
 
 @dataclass
@@ -106,7 +108,11 @@ class SimulatedGpu:
         self._put(run)
 
     def empty(self) -> None:
-        self._put(lambda: self._pass(2e-6))
+        def run() -> None:
+            self._pass(2e-6 * self._share)
+
+        run.kernel = "empty"  # type: ignore[attr-defined]
+        self._put(run)
 
     def event(self) -> Event:
         return Event()
@@ -117,7 +123,7 @@ class SimulatedGpu:
     def mhz(self, first: int, last: int) -> float:
         return 0.5 * (self._cycles[first][1] + self._cycles[last][1])
 
-    def capture(self, enqueue: Callable[[], None], nodes: int) -> Launch:
+    def capture(self, enqueue: Callable[[], None], nodes: int) -> Graph:
         self._capturing = found = []
         before = len(self.log)
         enqueue()
@@ -141,15 +147,15 @@ class SimulatedGpu:
         run.launches = launches  # type: ignore[attr-defined]
         run.operations = len(found)  # type: ignore[attr-defined]
 
-        def launch() -> None:
-            self._put(run)
-
-        return launch
+        return Graph(lambda: self._put(run), len(found))
 
     # What a user's code calls
 
-    def kernel(self, name: str, seconds: float) -> Launch:
-        """A launch of a kernel that takes so long when the L2 cache is cold."""
+    def kernel(self, name: str, seconds: float, operations: int = 1) -> Launch:
+        """A launch of a kernel that takes so long when the L2 cache is cold.
+
+        It is so many operations, all but the last of which take no time.
+        """
 
         def run() -> None:
             cold = self._hot != name
@@ -163,7 +169,13 @@ class SimulatedGpu:
             self.log.append(("cold" if cold else "warm", name))
 
         run.kernel = name  # type: ignore[attr-defined]
-        return lambda: self._put(run)
+
+        def launch() -> None:
+            for _ in range(operations - 1):
+                self._put(lambda: None)
+            self._put(run)
+
+        return launch
 
     def wait(self) -> None:
         """A launch that waits for the GPU: behind a closed gate, until the gate gives up."""
@@ -205,15 +217,22 @@ class SimulatedGpu:
         self.log.append(("flush", None))
 
 
-def kernel(gpu: SimulatedGpu, base: float, candidate: float) -> tuple[Kernel, Build, Build]:
-    """A kernel with seats, and its two builds, which take so many seconds."""
+def kernel(
+    gpu: SimulatedGpu, base: float, candidate: float, operations: int = 1
+) -> tuple[Kernel, Build, Build]:
+    """A kernel with seats, and its two builds, which take so many seconds.
+
+    A launch is one operation, and one of the candidate is ``operations``.
+    """
     made = Kernel(lambda acf: Build(), name="k", place=lambda random: random.random())
 
     def build(name: str, seconds: float) -> Build:
+        launch = gpu.kernel(name, seconds, operations if name == "B" else 1)
+
         def load(buffers: float) -> Launch:
             gpu.log.append((f"load {name}", buffers))
-            return gpu.kernel(name, seconds)
+            return launch
 
-        return Build(b"", launch=gpu.kernel(name, seconds), load=load)
+        return Build(b"", launch=launch, load=load)
 
     return made, build("A", base), build("B", candidate)
