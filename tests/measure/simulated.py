@@ -218,16 +218,13 @@ class SimulatedGpu:
 
 
 def kernel(
-    gpu: SimulatedGpu, base: float, candidate: float, operations: int = 1
+    gpu: SimulatedGpu, base: float, candidate: float, operations: tuple[int, int] = (1, 1)
 ) -> tuple[Kernel, Build, Build]:
-    """A kernel with seats, and its two builds, which take so many seconds.
-
-    A launch is one operation, and one of the candidate is ``operations``.
-    """
+    """A kernel with seats, and its two builds, whose launches take so many seconds and operations."""
     made = Kernel(lambda acf: Build(), name="k", place=lambda random: random.random())
 
     def build(name: str, seconds: float) -> Build:
-        launch = gpu.kernel(name, seconds, operations if name == "B" else 1)
+        launch = gpu.kernel(name, seconds, operations["AB".index(name)])
 
         def load(buffers: float) -> Launch:
             gpu.log.append((f"load {name}", buffers))

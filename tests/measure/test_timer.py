@@ -157,7 +157,7 @@ def test_graphs_with_few_behind_them_are_not_read(seconds: float) -> None:
 def test_a_launch_of_several_operations_has_shorter_blocks() -> None:
     """24 launches of five nodes are as many as 30 of four, and as many more run behind them."""
     gpu = SimulatedGpu()
-    made, base, candidate = kernel(gpu, 6e-6, 6e-6, 2)
+    made, base, candidate = kernel(gpu, 6e-6, 6e-6, (1, 2))
     timer = Timer(gpu, seed=1, now=gpu.now)
     assert timer.add("k", Pair(made, {A: base, B: candidate})).form == Form(24, graph=True)
     form = Form(30, graph=True)
@@ -200,14 +200,16 @@ def test_the_form_of_a_block(seconds: float, jitter: float, cold: bool, expected
 
 @pytest.mark.parametrize("seconds", [1e-6, 6e-6, 12e-6, 19e-6, 60e-6])
 @pytest.mark.parametrize("cold", [True, False])
-@pytest.mark.parametrize("operations", [1, 2, 3, 6])
-def test_a_queue_is_never_longer_than_cuda_s(seconds: float, cold: bool, operations: int) -> None:
+@pytest.mark.parametrize("operations", [(1, 1), (1, 2), (3, 1), (1, 6), (6, 1)])
+def test_a_queue_is_never_longer_than_cuda_s(
+    seconds: float, cold: bool, operations: tuple[int, int]
+) -> None:
     """Which counts what is in a graph too: with 1080 nodes the host waited on an H200."""
     gpu = SimulatedGpu()
     timer = Timer(gpu, seed=1, now=gpu.now, cold=cold)
     made, base, candidate = kernel(gpu, seconds, seconds, operations)
     pilot = timer.add("k", Pair(made, {A: base, B: candidate}))
-    assert pilot.form.launches > 1 or seconds > 50e-6 or operations > 3
+    assert pilot.form.launches > 1 or seconds > 50e-6
     series = timer.series("k")
     timer("k", PLAN)
     for _ in range(40):
