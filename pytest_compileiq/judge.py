@@ -126,7 +126,7 @@ class Judge:
                     )
                 return contract.judge_objective(bench, self._named(params.acf, asked))
             case _marks.CanaryParams():
-                known = self._known(params, asked)
+                known = self._known(params, asked, bench)
                 if isinstance(bench, Workbench):
                     verdict = canary.judge_kernel(
                         bench, known, params, accept=accept, stopwatch=stopwatch
@@ -215,8 +215,8 @@ class Judge:
         except ToolchainError:
             return None
 
-    def committed(self, path: str | Path) -> Committed:
-        committed = _sidecar.load(self.folder / path)
+    def committed(self, path: str | Path, *, instead: str = "") -> Committed:
+        committed = _sidecar.load(self.folder / path, instead=instead)
         self._read.append(committed)
         return committed
 
@@ -227,14 +227,24 @@ class Judge:
             path = beats.acf
         return None if path is None else self.committed(path)
 
-    def _known(self, params: _marks.CanaryParams, asked: dict[str, Params]) -> canary.KnownAcfs:
+    def _known(
+        self,
+        params: _marks.CanaryParams,
+        asked: dict[str, Params],
+        bench: Workbench | ObjectiveBench,
+    ) -> canary.KnownAcfs:
         """The debug pack's ACFs, else those that the mark names; and one to damage."""
-        o0 = self.committed(params.o0) if params.o0 else None
-        o3 = self.committed(params.o3) if params.o3 else None
-        if self.settings.debug_pack is not None:
-            pack = _acf.open_debug_pack(self.settings.debug_pack)
-            o0 = Committed(pack.o0, None) if pack.o0 else o0
-            o3 = Committed(pack.o3, None) if pack.o3 else o3
+        source = self.settings.debug_pack
+        pack = None if source is None else _acf.open_debug_pack(source)
+        flags = isinstance(bench, Workbench) and bench.kernel.takes_flags
+        o0 = Committed(pack.o0, None) if pack and pack.o0 else None
+        if params.o0:
+            own = self.committed(params.o0, instead=canary.without_o0(o0, flags=flags))
+            o0 = o0 or own
+        o3 = Committed(pack.o3, None) if pack and pack.o3 else None
+        if params.o3:
+            own = self.committed(params.o3, instead=canary.without_o3(o0, o3, flags=flags))
+            o3 = o3 or own
         sample: Acf | None = None
         if o0 is None:
             # That it is missing or unreadable is for the win to say, and for --ciq-retune to mend.

@@ -43,6 +43,27 @@ class KnownAcfs:
     sample: Acf | None
 
 
+def without_o0(o0: Committed | None, *, flags: bool) -> str:
+    """What to do without the mark's o0=. ``o0`` is that of the debug pack."""
+    if o0 is not None:
+        return f"leave o0= out: {o0.acf.name} of --ciq-debug-pack is tried then"
+    if flags:
+        return "leave o0= out: raw -O0 is tried then"
+    return (
+        "search for the worst score, or leave o0= out and run with --ciq-debug-pack=DIR|ZIP: "
+        "the subject takes no ptxas flags"
+    )
+
+
+def without_o3(o0: Committed | None, o3: Committed | None, *, flags: bool) -> str:
+    """What to do without the mark's o3=. ``o3`` is that of the debug pack."""
+    if o3 is not None:
+        return f"leave o3= out: {o3.acf.name} of --ciq-debug-pack is tried then"
+    if o0 is None and flags:
+        return "leave o3= out: raw -O3 is tried then"
+    return "leave o3= out: no O3 is tried then"
+
+
 def judge_kernel(
     bench: Workbench,
     known: KnownAcfs,

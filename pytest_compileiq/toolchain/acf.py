@@ -15,8 +15,6 @@ from pytest_compileiq.errors import AcfError, CiqError
 from pytest_compileiq.files import LARGEST, LfsPointerError, beside, no_pointer, read_plain
 from pytest_compileiq.verdict import one_line
 
-_RETUNE = "restore the file from version control, or search for a new one: --ciq-retune"
-
 
 @dataclass(frozen=True, slots=True)
 class Acf:
@@ -50,16 +48,27 @@ class Acf:
         return Acf(self.source.with_name(f"damaged-{self.source.name}"), content)
 
 
-def load(path: Path) -> Acf:
-    """Read an ACF. Raises AcfError when it cannot be one: missing, empty, a git-lfs pointer."""
+def load(path: Path, *, instead: str = "") -> Acf:
+    """Read an ACF. Raises AcfError when it cannot be one: missing, empty, a git-lfs pointer.
+
+    ``instead``: what would do without the file, where --ciq-retune does not search for one.
+    """
+    restore = (
+        f"restore the file from version control, or "
+        f"{instead or 'search for a new one: --ciq-retune'}"
+    )
     try:
         content = read_plain(path)
     except FileNotFoundError:
         raise AcfError(
             f"the ACF {path} does not exist",
             looked_at=[beside(path, ".acf")],
-            remedy="an ACF path is relative to the test file: correct it, or commit the file; if "
-            "there is none yet, --ciq-retune searches for one",
+            remedy="an ACF path is relative to the test file: correct it, or "
+            + (
+                f"restore the file; or {instead}"
+                if instead
+                else "commit the file; if there is none yet, --ciq-retune searches for one"
+            ),
         ) from None
     except LfsPointerError as error:
         raise AcfError(
@@ -68,10 +77,10 @@ def load(path: Path) -> Acf:
         ) from None
     except OSError as error:
         raise AcfError(
-            f"the ACF {path} cannot be read ({error.strerror})", remedy=_RETUNE
+            f"the ACF {path} cannot be read ({error.strerror})", remedy=restore
         ) from error
     if not content:
-        raise AcfError(f"the ACF {path} is empty (0 bytes)", remedy=_RETUNE)
+        raise AcfError(f"the ACF {path} is empty (0 bytes)", remedy=restore)
     return Acf(path, content)
 
 

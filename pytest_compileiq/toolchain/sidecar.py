@@ -63,9 +63,12 @@ class Committed:
     sidecar: Sidecar | None
 
 
-def load(path: Path) -> Committed:
-    """Read an ACF and its sidecar. Raises AcfError when either is there and unreadable."""
-    acf = _acf.load(path)
+def load(path: Path, *, instead: str = "") -> Committed:
+    """Read an ACF and its sidecar. Raises AcfError when either is there and unreadable.
+
+    ``instead`` is that of ``acf.load``.
+    """
+    acf = _acf.load(path, instead=instead)
     return Committed(acf, read(path))
 
 

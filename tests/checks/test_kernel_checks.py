@@ -56,6 +56,55 @@ def test_canary(
         assert record["numbers"]["refused"].startswith(("damaged-", "nonsense"))
 
 
+@pytest.mark.parametrize(
+    ("mark", "told", "left_out", "source"),
+    [
+        ("o0='none.acf'", "leave o0= out: raw -O0 is tried", "", "raw -O0 and raw -O3"),
+        ("o3='none.acf'", "leave o3= out: raw -O3 is tried", "", "raw -O0 and raw -O3"),
+        ("o0='worst.acf', o3='none.acf'", "no O3 is tried", "o0='worst.acf'", "worst.acf"),
+        ("o0='empty.acf'", "or leave o0= out: raw -O0 is tried", "", "raw -O0 and raw -O3"),
+    ],
+)
+def test_without_the_file_the_canary_does_what_it_offers(
+    sgemm: pytest.Pytester, run_json: RunJson, mark: str, told: str, left_out: str, source: str
+) -> None:
+    """--ciq-retune searches for no canary's file."""
+    (sgemm.path / "empty.acf").touch()
+    check(sgemm, f"ciq_canary({mark})")
+    remedy = one(run_json()[1], "canary")["remedy"]
+    assert told in remedy
+    assert "restore the file" in remedy
+    assert "retune" not in remedy
+    check(sgemm, f"ciq_canary({left_out})")
+    record = one(run_json()[1], "canary")
+    assert (record["status"], record["numbers"]["source"]) == ("pass", source)
+
+
+@pytest.mark.parametrize("name", ["o0", "o3"])
+def test_without_the_file_the_debug_pack_has_one(
+    sgemm: pytest.Pytester, run_json: RunJson, name: str
+) -> None:
+    pack = sgemm.path / "pack"
+    pack.mkdir()
+    shutil.copy(EXAMPLE / "worst.acf", pack / "O0.acf")
+    shutil.copy(EXAMPLE / "best.acf", pack / "O3.acf")
+    check(sgemm, f"ciq_canary({name}='none.acf')")
+    remedy = one(run_json(f"--ciq-debug-pack={pack}")[1], "canary")["remedy"]
+    assert f"leave {name}= out: {name.upper()}.acf of --ciq-debug-pack is tried" in remedy
+
+
+def test_an_o0_file_is_not_to_leave_out_where_no_flags_are_taken(
+    sgemm: pytest.Pytester, run_json: RunJson
+) -> None:
+    sgemm.makepyfile(
+        HEAD + "@pytest.mark.ciq_canary(o0='none.acf')\n"
+        "def test(ciq): ciq.check(Kernel(lambda acf: Build()))"
+    )
+    remedy = one(run_json()[1], "canary")["remedy"]
+    assert "raw" not in remedy
+    assert "leave o0= out and run with --ciq-debug-pack" in remedy
+
+
 def test_an_o3_file_alone_is_tried_and_accepted(sgemm: pytest.Pytester, run_json: RunJson) -> None:
     (sgemm.path / "best.acf.json").unlink()
     check(sgemm, "ciq_canary(o3='best.acf')")
