@@ -46,14 +46,16 @@ def judge_kernel(
         **used,
         "baseline": before,
     }
-    excess = [
-        f"{used[name]} {_words(name)} where at most {limit} are allowed"
-        for name, limit in (
-            (limit_name.removeprefix("max_"), limit)
-            for limit_name, limit in params.limits().items()
-        )
-        if limit is not None and used[name] > limit
-    ]
+    excess: list[str] = []
+    not_kept_before: list[str] = []
+    for limit_name, limit in params.limits().items():
+        name = limit_name.removeprefix("max_")
+        if limit is None or used[name] <= limit:
+            continue
+        beside = "" if committed is None else f" (the baseline {before[name]})"
+        excess.append(f"{used[name]} {_words(name)} where at most {limit} are allowed{beside}")
+        if before[name] > limit:
+            not_kept_before.append(f"{limit_name}={limit}")
     if params.no_worse:
         excess += [
             f"{used[name]} {_words(name)} where the baseline has {before[name]}"
@@ -63,7 +65,7 @@ def judge_kernel(
     if excess:
         raise CiqError(
             f"{in_words(arm)} needs {' and '.join(excess)}",
-            remedy="search for another ACF, or allow more in ciq_resources if the kernel has to grow",
+            remedy=_remedy(committed, not_kept_before),
             reason=Reason.SLOWER,
             numbers=numbers,
         )
@@ -79,6 +81,18 @@ def judge_kernel(
         message=f"{used['registers']} registers, {used['spill_bytes']} spill bytes{change}",
         numbers=numbers,
     )
+
+
+def _remedy(committed: Committed | None, not_kept_before: list[str]) -> str:
+    """``not_kept_before``: the limits that the baseline breaks as well."""
+    if committed is None:
+        return "allow more in ciq_resources, change the kernel, or name an ACF that keeps the limit"
+    if not_kept_before:
+        return (
+            f"the baseline does not keep {' and '.join(not_kept_before)} either, so the limit or "
+            "the kernel is to change; or search for another ACF"
+        )
+    return "search for another ACF, or allow more in ciq_resources if the kernel has to grow"
 
 
 def _report(

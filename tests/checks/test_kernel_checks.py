@@ -193,7 +193,10 @@ def test_canary_of_a_kernel_that_takes_no_flags(sgemm: pytest.Pytester, run_json
         ("max_registers=79", "80 registers where at most 79"),
         ("max_shared_bytes=16383", "16384 shared bytes where at most 16383"),
         ("max_barriers=0", "1 barriers where at most 0"),
-        ("max_stack_bytes=0, max_registers=1", "80 registers where at most 1 are allowed and "),
+        (
+            "max_stack_bytes=0, max_registers=1",
+            "80 registers where at most 1 are allowed (the baseline 80) and ",
+        ),
         ("no_worse=True, acf='worst.acf'", "spill bytes where the baseline has 940"),
     ],
 )
@@ -210,10 +213,27 @@ def test_resources(
     assert record["numbers"]["registers"] == 80
 
 
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ("max_registers=8", "the baseline does not keep max_registers=8 either, so the limit or "),
+        ("max_spill_bytes=9, max_registers=8", "the baseline does not keep max_registers=8 and "),
+        ("max_spill_bytes=999, acf='worst.acf'", "search for another ACF, or allow more"),
+    ],
+)
+def test_a_limit_that_the_baseline_breaks_too(
+    sgemm: pytest.Pytester, run_json: RunJson, limits: str, told: str
+) -> None:
+    check(sgemm, f"ciq_resources({limits})", "ciq_beats_baseline")
+    assert one(run_json()[1], "resources")["remedy"].startswith(told)
+
+
 def test_resources_of_the_baseline(sgemm: pytest.Pytester, run_json: RunJson) -> None:
     check(sgemm, "ciq_resources(max_spill_bytes=600)")
     _, records = run_json()
-    assert one(records, "resources")["message"].startswith("the baseline needs 940 spill bytes")
+    record = one(records, "resources")
+    assert record["message"] == "the baseline needs 940 spill bytes where at most 600 are allowed"
+    assert record["remedy"].startswith("allow more in ciq_resources, change the kernel, or ")
     check(sgemm, "ciq_resources(no_worse=True)")
     _, records = run_json()
     assert one(records, "resources")["reason"] == "unfit"
