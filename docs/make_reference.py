@@ -221,7 +221,10 @@ def commands() -> str:
         f"# Commands\n{WRITTEN_BY}\nWhat runs no tests. Each takes `--help`.\n\n"
         + _table(["command", "meaning"], rows)
         + "\nThe exit status of `doctor` is the number of faults, that of `diagnose` 0 for a "
-        "search without a finding. No command reads pytest's ini file: `doctor` takes the "
+        "search without a finding. `replay` is for runs that measured, with `--ciq-gpu` or an "
+        "objective whose scores vary: it is 0 if every verdict came out again, 1 if one did not, "
+        "2 if a file is no report or nothing was measured in it, as in one of the static tier. "
+        "No command reads pytest's ini file: `doctor` takes the "
         "variables (`PYTEST_CIQ_PTXAS`), and `reset-clocks` `--ciq-lease-dir` as well; both say "
         "so where an ini file sets one of their keys.\n"
     )

@@ -1,7 +1,8 @@
 """``python -m pytest_compileiq replay FILE``: the verdicts of a report, from its samples alone.
 
 Reads what ``--ciq-json`` and ``selfcheck --out`` wrote, also compressed by gzip. The exit status
-is 0 if every verdict came out again to the last bit, 1 if one did not, 2 if the file is none.
+is 0 if every verdict came out again to the last bit, 1 if one did not, 2 if a file is no report
+or has nothing to recompute.
 """
 
 from __future__ import annotations
@@ -56,6 +57,14 @@ def _unreadable(path: Path, why: str) -> RecordError:
     return RecordError(
         f"{path} cannot be replayed: {why}",
         remedy="give a file that --ciq-json or `selfcheck --out` wrote, as it was written",
+    )
+
+
+def _unmeasured(path: Path) -> RecordError:
+    return RecordError(
+        f"{path}: nothing was measured in it",
+        remedy="give the report of a run with --ciq-gpu: this one has verdicts without times, of "
+        "which there is nothing to recompute",
     )
 
 
@@ -123,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
             status = 2
             continue
         if not found:
-            print(f"{path}: nothing was measured in it", file=sys.stderr)
+            print(_unmeasured(path), file=sys.stderr)
             status = 2
             continue
         wrong = [line for line in found if line.faults]

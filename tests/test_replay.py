@@ -74,4 +74,5 @@ def test_a_pass_without_its_samples_is_counted(
 ) -> None:
     path = document(tmp_path, samples=[])
     assert main([path]) == 2
-    assert "nothing was measured in it" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{path}: nothing was measured in it\n  to do: give the report of a run with --" in told
