@@ -93,6 +93,8 @@ def read(acf: Path) -> Sidecar | None:
         if known.get("speedup_interval") is not None:
             low, high = known["speedup_interval"]
             known["speedup_interval"] = (float(low), float(high))
+        if lacking := [name for name in ("sha256", "size_bytes") if name not in known]:
+            raise ValueError(f"it lacks {' and '.join(lacking)}")
         found = Sidecar(**known)
         _check_types(found)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -127,6 +127,22 @@ def test_an_unreadable_sidecar_says_so(tmp_path: Path, text: str) -> None:
         _sidecar.read(acf.source)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{}", "sha256 and size_bytes"),
+        ('{"size_bytes": 7}', "sha256"),
+        ('{"sha256": "0"}', "size_bytes"),
+    ],
+)
+def test_a_sidecar_names_what_it_lacks(tmp_path: Path, text: str, told: str) -> None:
+    acf, _ = described(tmp_path)
+    _sidecar.path_of(acf.source).write_text(text)
+    with pytest.raises(AcfError) as raised:
+        _sidecar.read(acf.source)
+    assert raised.value.what.endswith(f"cannot be read: it lacks {told}")
+
+
 def test_how_an_acf_differs(tmp_path: Path) -> None:
     acf, sidecar = described(tmp_path)
     assert _sidecar.altered(acf, sidecar) is None
