@@ -118,7 +118,9 @@ def _ini_file(env: Mapping[str, str]) -> Iterator[Line]:
 def _ptxas(env: Mapping[str, str]) -> Iterator[Line]:
     chosen = False
     seen: set[Path] = set()
-    for where, path in ptxas.candidates(_given(env, "PYTEST_CIQ_PTXAS"), env):
+    given = _given(env, variable := "PYTEST_CIQ_PTXAS")
+    # The plugin names its option for it, and nobody gave that here.
+    for where, path in [(variable, given)] if given else ptxas.candidates(None, env):
         if path.resolve() in seen:
             continue
         seen.add(path.resolve())

@@ -163,6 +163,8 @@ def test_every_ptxas_and_the_one_in_use(
     only_old = lines("ptxas", PYTEST_CIQ_PTXAS=str(old))
     assert only_old[-1].level == "FAULT"
     assert "nvidia-cuda-nvcc" in only_old[-1].cure
+    (named,) = lines("ptxas", PYTEST_CIQ_PTXAS=str(new), PATH=path)
+    assert named.text == f"13.3.73 from PYTEST_CIQ_PTXAS, used: {new}"
 
 
 TRITON = """
