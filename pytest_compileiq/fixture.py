@@ -115,8 +115,8 @@ class CIQ:
             self._judging.stopwatch.close()
 
     @property
-    def offers(self) -> dict[Path, Sidecar]:
-        """The sidecars that --ciq-accept writes when the whole test has passed."""
+    def offers(self) -> list[tuple[Path, Sidecar]]:
+        """ACFs and what --ciq-accept writes of them when the whole test has passed."""
         return self._judging.offers
 
     # The verbs

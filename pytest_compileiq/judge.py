@@ -52,8 +52,8 @@ class Judge:
         self.settings = settings
         self.marks = marks
         self._assembler = assembler
-        #: What --ciq-accept writes when the whole test has passed, by the ACF's path.
-        self.offers: dict[Path, _sidecar.Sidecar] = {}
+        #: ACFs and what --ciq-accept writes of them when the whole test has passed.
+        self.offers: list[tuple[Path, _sidecar.Sidecar]] = []
         #: What an isolated test may take. --ciq-retune gives a second half, from the search on.
         self.seconds_in_all = settings.timeout
         self._benches: dict[int, tuple[object, Workbench | ObjectiveBench]] = {}
@@ -260,7 +260,6 @@ class Judge:
         """What --ciq-accept writes, should the whole test pass."""
         if not self.settings.accept or verdict.status is not Status.PASS:
             return
-        source = committed.acf.source
         arch, numbers = None, dict(verdict.numbers)
         if isinstance(bench, Workbench):
             arch = bench.kernel.arch()
@@ -268,8 +267,7 @@ class Judge:
         else:
             numbers["ptxas"] = bench.ptxas
         new = _sidecar.describe(committed.acf, arch=arch, numbers=numbers)
-        known = self.offers.get(source, committed.sidecar)
-        self.offers[source] = _sidecar.refreshed(known, new)
+        self.offers.append((committed.acf.source, new))
 
     def _run_once(self, check: Check, bench: Workbench | ObjectiveBench) -> Verdict:
         """--ciq-disable: the subject has to run, and what it answers is not judged."""

@@ -131,7 +131,7 @@ class FirstReport:
 
 
 def _isolate(config: pytest.Config, chosen: Settings) -> None:
-    from pytest_compileiq import accepting, device, warmup
+    from pytest_compileiq import device, warmup
     from pytest_compileiq.isolation import wiring
 
     why_not = wiring.install(
@@ -141,7 +141,6 @@ def _isolate(config: pytest.Config, chosen: Settings) -> None:
         before_fork=lambda: state.assembler(config).staging,
         # The GPU is held by it, too: whoever locks clocks must not be killed with the test.
         environment_for=lambda item: device.environment_for(config, item, chosen),
-        settle=accepting.write_handed_on,
         warm_up=lambda: warmup.warm_up(config),
     )
     if why_not is not None:
@@ -238,7 +237,7 @@ def pytest_runtest_makereport(
         complaint = _complaint(item)
         item.stash[state.PASSED] = complaint is None
     elif call.when == "teardown" and report.passed:
-        complaint = _accept(item)
+        _offer(item)
     if complaint is not None:
         report.outcome = "failed"
         report.longrepr = complaint
@@ -259,7 +258,7 @@ def pytest_runtest_makereport(
 
     # Rebuilt at each report: subtests report the call several times, and a fixture that fails
     # in setup may have had its verdicts already.
-    own = (records.VERDICT, records.KEPT, records.NOTE)
+    own = (records.VERDICT, records.KEPT, records.NOTE, records.OFFER)
     item.user_properties[:] = [entry for entry in item.user_properties if entry[0] not in own]
     for verdict in verdicts:
         item.user_properties.append((records.VERDICT, json.dumps(verdict.to_record(item.nodeid))))
@@ -282,19 +281,18 @@ def _complaint(item: pytest.Item) -> str | None:
     return complaints.complaint(item)
 
 
-def _accept(item: pytest.Item) -> str | None:
-    """Write what --ciq-accept shall, if all has passed; returns why it cannot be written."""
+def _offer(item: pytest.Item) -> None:
+    """Hand on what --ciq-accept shall write at the end of the run, if all has passed."""
     passed = item.stash.get(state.PASSED, False) and not item.stash[state.FAILED]
-    if not (passed and item.config.stash[state.SETTINGS].accept):
-        return None
-    from pytest_compileiq import accepting
-    from pytest_compileiq.errors import CiqError
+    helper = item.stash.get(state.HELPER, None)
+    if not passed or helper is None or not helper.offers:
+        return
+    from dataclasses import asdict
 
-    try:
-        accepting.accept(item)
-    except CiqError as error:
-        return str(error)
-    return None
+    from pytest_compileiq import records
+
+    offers = [(str(path.absolute()), asdict(described)) for path, described in helper.offers]
+    item.stash[state.LEFT].append((records.OFFER, json.dumps(offers)))
 
 
 def _is_apart(config: pytest.Config) -> bool:

@@ -14,5 +14,5 @@ GPU = PREFIX + "gpu"
 KEPT = PREFIX + "kept"
 #: What may mislead the reader of a search's result, one line.
 NOTE = PREFIX + "note"
-#: Sidecars that --ciq-accept writes once the isolated test that won them has ended well, as JSON.
+#: ACFs and sidecars that --ciq-accept writes at the end of the run, of a test that passed, as JSON.
 OFFER = PREFIX + "offer"

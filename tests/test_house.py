@@ -45,7 +45,6 @@ RANK = {
     "searching": 13,
     "state": 12,
     "warmup": 13,
-    "accepting": 13,
     "complaints": 13,
     "pytest_fixtures": 14,
     "plugin": 15,

@@ -21,7 +21,10 @@ _REDEFINED = "redefinition for option 'apply-controls'"
 #: What to do about a build of which nothing can be seen without a GPU.
 NO_CUBIN = "give Build.cubin, or run with --ciq-gpu=SPEC, where the kernel is timed"
 _RETUNE = "search for a new ACF with this ptxas: --ciq-retune"
-_KEEP = "or keep this ACF: run once with --ciq-accept, and with --ciq-gpu to see that it still wins"
+_KEEP = (
+    "or keep this ACF: run once with --ciq-accept, and with --ciq-gpu to see that it still wins; or "
+    "perhaps another test uses this file, too: each kernel needs an ACF of its own"
+)
 
 
 @dataclass(frozen=True, slots=True)

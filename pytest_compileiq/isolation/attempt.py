@@ -29,8 +29,6 @@ from pytest_compileiq.verdict import Reason
 #: Holds what a test needs (the GPU, its clocks) around its process; yields its environment.
 EnvironmentFor = Callable[[pytest.Item], AbstractContextManager[dict[str, str]]]
 
-#: Takes the last report of a test that has passed and is over. Raises CiqError.
-Settle = Callable[[pytest.TestReport], object]
 Log = Callable[[pytest.TestReport], object]
 
 _ENDINGS = (Kind.DONE, Kind.QUIT, Kind.INTERRUPTED, Kind.ERROR)
@@ -81,10 +79,8 @@ class Attempter:
         environment_for: EnvironmentFor,
         timeout_for: Callable[[pytest.Item], float],
         crash_properties: CrashProperties,
-        settle: Settle,
     ) -> None:
         self._config = config
-        self._settle = settle
         self._link = link
         self._environment_for = environment_for
         self._timeout_for = timeout_for
@@ -109,7 +105,7 @@ class Attempter:
             request = (item.nodeid, index, place_of(item), call.result, timeout)
             self._run(attempt, item, request, timeout)
             try:
-                call, _ = phase(item, "teardown", lambda: self._end(attempt, held))
+                call, _ = phase(item, "teardown", held.close)
             except KeyboardInterrupt:
                 attempt.ending = (Kind.INTERRUPTED,)
                 return attempt
@@ -121,12 +117,6 @@ class Attempter:
                 ]
                 attempt.add(report)
             return attempt
-
-    def _end(self, attempt: Attempt, held: ExitStack) -> None:
-        """Give back what was held around the process, and let a test that passed take effect."""
-        held.close()
-        if attempt.ending == (Kind.DONE,) and not attempt.failed:
-            self._settle(attempt.reports[-1])
 
     def _run(
         self, attempt: Attempt, item: pytest.Item, request: tuple[Any, ...], timeout: float

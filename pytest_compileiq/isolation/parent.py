@@ -24,7 +24,6 @@ from pytest_compileiq.isolation.attempt import (
     Attempter,
     EnvironmentFor,
     Log,
-    Settle,
     phase,
     replay_warning,
 )
@@ -67,8 +66,6 @@ class Isolation:
     environment variables that the child gets; an exception of it becomes the test's report.
     ``timeout_for(item)`` gives the seconds after which the child is killed.
     ``crash_properties(item, crash)`` makes the user properties of a crash's report.
-    ``settle(report)`` is called with the last report of a test that passed, after the child and
-    what was held around it; a CiqError of it fails the test's teardown.
     ``before_fork()`` makes what pytest's process has to own and children use, and ``warm_up()``
     does, in the zygote, what each child would do again.
 
@@ -85,7 +82,6 @@ class Isolation:
         environment_for: EnvironmentFor,
         timeout_for: Callable[[pytest.Item], float],
         crash_properties: CrashProperties,
-        settle: Settle,
         before_fork: Callable[[], object],
         warm_up: Callable[[], object],
     ) -> None:
@@ -94,7 +90,6 @@ class Isolation:
         self.environment_for = environment_for
         self.timeout_for = timeout_for
         self.crash_properties = crash_properties
-        self._settle = settle
         self._config = config
         self._before_fork = before_fork
         self._warm_up = warm_up
@@ -282,7 +277,6 @@ class Isolation:
             environment_for=self.environment_for,
             timeout_for=self.timeout_for,
             crash_properties=self.crash_properties,
-            settle=self._settle,
         )(item, self._index.get(item, -1), log)
         if attempt.lost:
             # A new zygote would inherit fixtures that are alive by now: none is forked late.

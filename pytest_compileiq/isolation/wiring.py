@@ -11,7 +11,7 @@ import pytest
 
 from pytest_compileiq import marks, records
 from pytest_compileiq.isolation import child, crash, parent
-from pytest_compileiq.isolation.attempt import EnvironmentFor, Settle
+from pytest_compileiq.isolation.attempt import EnvironmentFor
 from pytest_compileiq.isolation.crash import Crash, Properties
 from pytest_compileiq.settings import Settings
 from pytest_compileiq.verdict import Check, Reason
@@ -25,7 +25,6 @@ def install(
     *,
     before_fork: Callable[[], object],
     environment_for: EnvironmentFor,
-    settle: Settle,
     warm_up: Callable[[], object],
 ) -> str | None:
     """Register the isolation of tests that use a ``ciq`` fixture; returns why it can not be.
@@ -48,7 +47,6 @@ def install(
         environment_for=environment_for,
         timeout_for=lambda item: chosen.test_timeout,
         crash_properties=crash_properties,
-        settle=settle,
         before_fork=before_fork,
         warm_up=warm_up,
     )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_compileiq import records
-from pytest_compileiq.report import github, junit, ncu_csv, terminal
+from pytest_compileiq.errors import CiqError
+from pytest_compileiq.report import accepting, github, junit, ncu_csv, terminal
 from pytest_compileiq.report import json as _json
 from pytest_compileiq.report.figures import labels
 
@@ -27,7 +28,8 @@ class Reporter:
     """Gathers verdicts on the process that the user started, and prints and writes them.
 
     They ride on the reports' user properties, so they arrive from xdist's workers too. Nothing
-    that goes wrong here changes a verdict: it becomes a line at the end of the run.
+    that goes wrong here changes a verdict: it becomes a line at the end of the run, and, where
+    ``--ciq-accept`` could not write, the run's failure.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Reporter:
         self._complaints: list[str] = []
         self._kept: set[str] = set()
         self._notes: dict[str, None] = {}  # a set in order
+        self._offers: dict[_Test, str] = {}
+        self._not_accepted: list[CiqError] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -57,6 +61,10 @@ class Reporter:
                 found.setdefault(name, []).append(str(value))
             else:
                 others.append((name, value))
+        if report.failed:  # what was held around its process, after the test had passed
+            self._offers.pop(test, None)
+        elif records.OFFER in found:
+            self._offers[test] = found[records.OFFER][-1]
         kept, notes = found.get(records.KEPT, []), found.get(records.NOTE, [])
         self._kept.update(kept)
         self._notes |= dict.fromkeys(f"{nodeid}: {note}" for note in notes)
@@ -86,6 +94,9 @@ class Reporter:
         option = session.config.option
         if option.collectonly:
             return
+        self._guarded("--ciq-accept", self._accept)
+        if self._not_accepted and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         found, ended = self._records, int(session.exitstatus)
         if found:
             self._ask_others(found)
@@ -99,6 +110,14 @@ class Reporter:
             self._guarded(
                 github.VARIABLE, lambda: github.append(Path(summary), found, exit_status=ended)
             )
+
+    def _accept(self) -> None:
+        offered = [(nodeid, text) for (nodeid, _), text in self._offers.items()]
+        for told in accepting.write(offered):
+            if isinstance(told, CiqError):
+                self._not_accepted.append(told)
+            else:
+                self._notes[told] = None
 
     def _ask_others(self, found: list[dict[str, Any]]) -> None:
         """Let third parties add to each record; what they raise is told, and no more."""
@@ -164,6 +183,8 @@ class Reporter:
             terminalreporter.write_line(f"--ciq-plots: {self._album.told}")
         for complaint in self._complaints:
             terminalreporter.write_line(f"pytest-compileiq: {complaint}", yellow=True)
+        for error in self._not_accepted:
+            terminalreporter.write_line(f"ERROR --ciq-accept: {error}", red=True)
 
     @property
     def _records(self) -> list[dict[str, Any]]:

@@ -6,8 +6,7 @@ import datetime
 import hashlib
 import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -89,17 +88,22 @@ def read(acf: Path) -> Sidecar | None:
         fields = json.loads(text)
         if (schema := fields.get("schema", SCHEMA)) != SCHEMA:
             raise _newer(path, schema)
-        known = {name: fields[name] for name in Sidecar.__slots__ if name in fields}
-        if known.get("speedup_interval") is not None:
-            low, high = known["speedup_interval"]
-            known["speedup_interval"] = (float(low), float(high))
-        if lacking := [name for name in ("sha256", "size_bytes") if name not in known]:
-            raise ValueError(f"it lacks {' and '.join(lacking)}")
-        found = Sidecar(**known)
+        found = from_fields(fields)
         _check_types(found)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
     return found
+
+
+def from_fields(fields: Mapping[str, Any]) -> Sidecar:
+    """A sidecar from what JSON makes of one. Raises TypeError or ValueError."""
+    known = {name: fields[name] for name in Sidecar.__slots__ if name in fields}
+    if known.get("speedup_interval") is not None:
+        low, high = known["speedup_interval"]
+        known["speedup_interval"] = (float(low), float(high))
+    if lacking := [name for name in ("sha256", "size_bytes") if name not in known]:
+        raise ValueError(f"it lacks {' and '.join(lacking)}")
+    return Sidecar(**known)
 
 
 def _check_types(found: Sidecar) -> None:
@@ -154,9 +158,10 @@ def altered(acf: Acf, sidecar: Sidecar) -> str | None:
 
 
 def describe(acf: Acf, *, arch: str | None, numbers: Mapping[str, Any]) -> Sidecar:
-    """A sidecar for ``acf`` as of today; ``numbers`` are those of the verdict that it won."""
-    ptxas = numbers.get("ptxas")
-    tag, space_sha256 = _search_space(ptxas)
+    """A sidecar for ``acf`` as of today; ``numbers`` are those of the verdict that it won.
+
+    Of no search space: only the search that found the ACF knows that.
+    """
     try:
         compileiq = metadata.version("compileiq")
     except metadata.PackageNotFoundError:
@@ -164,7 +169,7 @@ def describe(acf: Acf, *, arch: str | None, numbers: Mapping[str, Any]) -> Sidec
     return Sidecar(
         sha256=acf.sha256,
         size_bytes=len(acf.content),
-        ptxas=ptxas,
+        ptxas=numbers.get("ptxas"),
         arch=arch,
         ptx_sha256=numbers.get("ptx_sha256"),
         gpu=numbers.get("gpu"),
@@ -173,8 +178,6 @@ def describe(acf: Acf, *, arch: str | None, numbers: Mapping[str, Any]) -> Sidec
         speedup=numbers.get("speedup"),
         speedup_interval=_whole(numbers.get("speedup_interval")),
         compileiq=compileiq,
-        search_space_tag=tag,
-        search_space_sha256=space_sha256,
         score_ratio=numbers.get("score_ratio"),
         date=datetime.date.today().isoformat(),
     )
@@ -185,42 +188,44 @@ def _whole(interval: Any) -> tuple[float, float] | None:
     return None if interval is None or None in interval else (interval[0], interval[1])
 
 
-def _search_space(ptxas: str | None) -> tuple[str | None, str | None]:
-    """Tag and hash of the ptxas search space in CIQ_SEARCH_SPACES_DIR, where that is set."""
-    folder = os.environ.get("CIQ_SEARCH_SPACES_DIR")
-    if not folder or ptxas is None:
-        return None, None
-    release = ".".join(ptxas.split(".")[:2])
-    try:
-        manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
-        for entry in manifest["entries"]:
-            if (entry["compiler"], entry["compiler_version"]) == ("ptxas", release):
-                return manifest["tag"], entry["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # a mirror without a readable manifest: nothing to record
-    return None, None
-
-
+#: For which kernel an ACF was made; with another one a check says kernel-changed.
+_KERNEL = ("ptx_sha256", "arch")
 #: For what an ACF was made: a win elsewhere is no win here.
-_MADE_FOR = ("sha256", "ptx_sha256", "arch", "ptxas")
+_MADE_FOR = ("sha256", *_KERNEL, "ptxas")
+#: Where an ACF was found: true of its bytes, whatever they are used for.
+_FOUND_IN = ("search_space_tag", "search_space_sha256")
 #: What stays together: the clock of an older measurement is not that of this one.
 _MEASURED = ("gpu", "driver", "sm_mhz", "speedup", "speedup_interval")
+
+
+def _first_other(one: Sidecar, other: Sidecar, names: Iterable[str]) -> str | None:
+    """The first of the fields that both know and that differ."""
+    pairs = ((name, getattr(one, name), getattr(other, name)) for name in names)
+    return next((name for name, a, b in pairs if None not in (a, b) and a != b), None)
+
+
+def other_kernel(one: Sidecar, other: Sidecar) -> str | None:
+    """In what the kernels of two sidecars differ, in words, or None."""
+    name = _first_other(one, other, _KERNEL)
+    if name is None:
+        return None
+    values = " and ".join(str(getattr(of, name))[:12] for of in (one, other))
+    return f"PTX hashes {values}" if name == "ptx_sha256" else values
 
 
 def refreshed(old: Sidecar | None, new: Sidecar) -> Sidecar:
     """``new``, with what only ``old`` knows of the very same ACF and kernel carried over.
 
-    When nothing but the date would change, it is ``old`` itself: accepting twice is no diff.
+    Where only the kernel is another, that is the search space. When nothing but the date would
+    change, it is ``old`` itself: accepting twice is no diff.
     """
-    if old is None or any(
-        None not in (before := getattr(old, name), now := getattr(new, name)) and before != now
-        for name in _MADE_FOR
-    ):
+    if old is None or old.sha256 != new.sha256:
         return new
+    names = _FOUND_IN if _first_other(old, new, _MADE_FOR) else Sidecar.__slots__
     missing = {
         name: value
-        for name, value in asdict(old).items()
-        if value is not None and getattr(new, name) is None
+        for name in names
+        if (value := getattr(old, name)) is not None and getattr(new, name) is None
         if new.speedup is None or name not in _MEASURED
     }
     merged = replace(new, **missing)

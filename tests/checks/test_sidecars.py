@@ -191,6 +191,30 @@ def test_accept_drops_what_is_of_something_else(
         assert kept[key] == before[key]
 
 
+@pytest.mark.parametrize(
+    ("other", "kept"),
+    [({}, True), ({"ptx_sha256": "0" * 64}, True), ({"sha256": "0" * 64}, False)],
+    ids=["the same", "another kernel", "another ACF"],
+)
+def test_the_search_space_is_that_of_the_search(
+    sgemm: pytest.Pytester,
+    run_json: RunJson,
+    monkeypatch: pytest.MonkeyPatch,
+    other: dict[str, str],
+    kept: bool,
+) -> None:
+    """It was that of the mirror at hand, though nobody had searched there."""
+    mirror = sgemm.mkdir("mirror")
+    entry = {"compiler": "ptxas", "compiler_version": "13.3", "sha256": "9" * 64}
+    (mirror / "manifest.json").write_text(json.dumps({"tag": "here", "entries": [entry]}))
+    monkeypatch.setenv("CIQ_SEARCH_SPACES_DIR", str(mirror))
+    names = ("search_space_tag", "search_space_sha256")
+    change(sgemm.path, **dict(zip(names, ("there", "8" * 64), strict=True)), **other)
+    judged(sgemm, run_json, CALLS["win"], "--ciq-accept")
+    written = json.loads((sgemm.path / "best.acf.json").read_text())
+    assert [written[name] for name in names] == (["there", "8" * 64] if kept else [None, None])
+
+
 def test_a_measurement_is_kept_or_replaced_whole() -> None:
     """The locked clock of an older win is not that of a new one with clocks that move."""
     old = _sidecar.Sidecar(

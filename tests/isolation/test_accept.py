@@ -1,4 +1,4 @@
-"""``--ciq-accept`` writes when nothing of the test can fail any more, isolated or not."""
+"""``--ciq-accept`` writes at the end of the run, for tests that passed whole, isolated or not."""
 
 from __future__ import annotations
 
@@ -95,35 +95,45 @@ def test_a_process_that_dies_in_the_teardown(suite: Suite) -> None:
     assert not (suite.path / "best.acf.json").exists()
 
 
+FULL_DISK = """
+from pytest_compileiq.toolchain import sidecar
+written = sidecar.write
+def write(acf, described):
+    if acf.name == {name!r}:
+        raise OSError(28, "No space left on device")
+    return written(acf, described)
+sidecar.write = write
+"""
+
+
 @IN_BOTH
 def test_a_sidecar_that_cannot_be_written(suite: Suite, isolate: str) -> None:
-    """The test errs, and what was measured stands; a property of the test's own stays its own."""
-    (suite.path / "best.acf.json").mkdir()
-    body = "\n    import shutil; shutil.rmtree('best.acf.json'); ciq.check(better)"
-    body += "\n    os.mkdir('best.acf.json'); open('best.acf.json/x', 'w').close()"
-    result = run(suite, f"{MARK}def test_1(ciq):{body}", "--junitxml=x.xml", isolate=isolate)
-    assert result.counts == {"passed": 1, "error": 1}, result.out
-    assert "--ciq-accept: the sidecar" in result.out
+    """The run fails, and what was measured stands; a property of the test's own stays its own."""
+    suite.write(conftest=FULL_DISK.format(name="best.acf"))
+    result = run(suite, PASSES, "--junitxml=x.xml", isolate=isolate)
+    assert (result.rc, result.counts) == (1, {"passed": 1}), result.out
+    assert "ERROR --ciq-accept: the sidecar" in result.out
+    assert "best.acf.json cannot be written (No space left on device)" in result.out
     assert "to do: make the folder writable and run again" in result.out
-    assert not list(suite.path.glob(".best*"))
+    assert not (suite.path / "best.acf.json").exists()
+    report = json.loads((suite.path / "x.json").read_text())
+    assert report["environment"]["exit_status"] == 1
     (record,) = json.loads((suite.path / "x.json").read_text())["records"]
     assert (record["check"], record["status"]) == ("win", "pass")
     assert "_pytest_compileiq" not in (suite.path / "x.xml").read_text()
 
 
 @IN_BOTH
-def test_a_sidecar_that_was_written_is_told_when_a_later_one_cannot_be(
-    suite: Suite, isolate: str
-) -> None:
+def test_a_sidecar_is_written_where_another_cannot_be(suite: Suite, isolate: str) -> None:
     for name in ("a", "b"):
         (suite.path / f"{name}.acf").write_bytes(name.encode())
     source = """
 def test_1(ciq):
-    ciq.assert_beats_baseline(better, "a.acf"); ciq.assert_beats_baseline(better, "b.acf")
-    os.mkdir("b.acf.json"); open("b.acf.json/x", "w").close()
+    ciq.assert_beats_baseline(better, "b.acf"); ciq.assert_beats_baseline(better, "a.acf")
 """
+    suite.write(conftest=FULL_DISK.format(name="b.acf"))
     result = run(suite, source, isolate=isolate)
-    assert result.counts == {"passed": 1, "error": 1}, result.out
+    assert (result.rc, result.counts) == (1, {"passed": 1}), result.out
     assert (suite.path / "a.acf.json").is_file()
     assert "--ciq-accept wrote a.acf.json" in result.out
     assert "b.acf.json cannot be written" in result.out
@@ -133,9 +143,87 @@ def test_1(ciq):
 def test_an_acf_that_has_changed_since_it_was_judged(suite: Suite, isolate: str) -> None:
     body = "ciq.check(better); open('best.acf', 'w').write('new')"
     result = run(suite, f"{MARK}def test_1(ciq): {body}", isolate=isolate)
-    assert result.counts == {"passed": 1, "error": 1}, result.out
-    assert "best.acf has changed since the checks passed with it" in result.out
+    assert (result.rc, result.counts) == (1, {"passed": 1}), result.out
+    assert "best.acf has changed since the checks of test_a.py::test_1 passed" in result.out
     assert not (suite.path / "best.acf.json").exists()
+
+
+TWO = """
+from pytest_compileiq import Build, Kernel
+class Known(Kernel):
+    def __init__(self, arch, ptx):
+        super().__init__(lambda acf: Build())
+        self.known = arch, ptx
+    def arch(self): return self.known[0]
+    def ptx_sha256(self, folder): return self.known[1]
+@pytest.fixture(autouse=True)
+def passes(monkeypatch):
+    from pytest_compileiq.checks import win
+    from pytest_compileiq.verdict import Check, Status, Verdict
+    def judge(bench, committed, params, **_):
+        return Verdict(check=Check.WIN, kernel="k", status=Status.PASS, message="won")
+    monkeypatch.setattr(win, "judge_kernel", judge)
+"""
+ONE_EACH = """
+@pytest.mark.ciq_beats_baseline
+@pytest.mark.parametrize("known", [{}, {}], ids=["a", "b"])
+def test_1(ciq, known): ciq.check(Known(*known))
+"""
+IN_ONE = """
+def test_1(ciq):
+    for known in ({}, {}): ciq.assert_beats_baseline(Known(*known))
+"""
+
+
+@IN_BOTH
+@pytest.mark.parametrize("workers", [[], ["-n2", "--dist=each"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ((("sm_90", "1" * 64), ("sm_90", "2" * 64)), "PTX hashes 111111111111 and 222222222222"),
+        ((("sm_90", None), ("sm_100", None)), "sm_90 and sm_100"),
+    ],
+    ids=["ptx", "arch"],
+)
+def test_two_kernels_on_one_acf(
+    suite: Suite, isolate: str, workers: list[str], known: tuple[object, object], told: str
+) -> None:
+    """The last one won, and the other said kernel-changed for ever."""
+    former = '{"sha256": "0", "size_bytes": 3}'
+    (suite.path / "best.acf.json").write_text(former)
+    result = run(suite, TWO + ONE_EACH.format(*known), *workers, isolate=isolate)
+    assert (result.rc, result.counts) == (1, {"passed": 4 if workers else 2}), result.out
+    who = "test_a.py::test_1[a] and test_a.py::test_1[b] pass with best.acf for two kernels"
+    swapped = who.replace("[a]", "[-]").replace("[b]", "[a]").replace("[-]", "[b]")
+    assert f"ERROR --ciq-accept: {who} ({told})" in result.out or swapped in result.out
+    assert result.out.count("each kernel needs an ACF file of its own") == 1
+    assert "wrote" not in result.out
+    assert (suite.path / "best.acf.json").read_text() == former
+
+
+def test_two_kernels_of_two_workers(suite: Suite) -> None:
+    """Each worker has seen one of them."""
+    source = TWO + ONE_EACH.format(("sm_90", "1"), ("sm_90", "2"))
+    result = run(suite, source, "-n2", "--dist=load")
+    assert (result.rc, result.counts) == (1, {"passed": 2}), result.out
+    assert "for two kernels (PTX hashes " in result.out
+    assert not (suite.path / "best.acf.json").exists()
+
+
+def test_two_kernels_of_one_test(suite: Suite) -> None:
+    result = run(suite, TWO + IN_ONE.format(("sm_90", "1"), ("sm_90", "2")))
+    assert (result.rc, result.counts) == (1, {"passed": 1}), result.out
+    assert "test_1 passes with best.acf for two kernels (PTX hashes 1 and 2)" in result.out
+    assert not (suite.path / "best.acf.json").exists()
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
+def test_two_tests_of_one_kernel(suite: Suite, workers: list[str]) -> None:
+    result = run(suite, TWO + ONE_EACH.format(("sm_90", "1"), ("sm_90", None)), *workers)
+    assert (result.rc, result.counts) == (0, {"passed": 2}), result.out
+    assert " and 1 more: --ciq-accept wrote best.acf.json" in result.out
+    written = json.loads((suite.path / "best.acf.json").read_text())
+    assert (written["arch"], written["ptx_sha256"]) == ("sm_90", "1")
 
 
 @needs("pytest_rerunfailures")
