@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -316,14 +317,19 @@ def test_a_cancelled_run_keeps_what_it_had(useless: pytest.Pytester) -> None:
     assert diagnose(csv).healthy
 
 
+def example_s_sidecar(useless: pytest.Pytester) -> dict[str, Any]:
+    """That of the example, as if of the ACF that is there."""
+    sidecar: dict[str, Any] = json.loads((EXAMPLE / "best.acf.json").read_text())
+    content = (useless.path / "best.acf").read_bytes()
+    return sidecar | {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+
+
 def test_the_tag_in_the_sidecar_is_that_of_the_search(
     useless: pytest.Pytester, run_json: RunJson
 ) -> None:
     """A mirror of another tag must not be searched in its place."""
     by_bytes(useless)
-    sidecar = json.loads((EXAMPLE / "best.acf.json").read_text())
-    content = (useless.path / "best.acf").read_bytes()
-    sidecar |= {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+    sidecar = example_s_sidecar(useless)
     for release, pinned in (("13.3.73", "search-spaces-other"), ("13.2.1", "search-spaces-old")):
         sidecar |= {"ptxas": release, "search_space_tag": pinned}
         (useless.path / "best.acf.json").write_text(json.dumps(sidecar))
@@ -346,9 +352,7 @@ def test_a_sidecar_without_a_tag_takes_the_latest_space(
 ) -> None:
     """As those of the examples: the tag of a private mirror is none that GitHub knows."""
     by_bytes(useless)
-    sidecar = json.loads((EXAMPLE / "best.acf.json").read_text())
-    content = (useless.path / "best.acf").read_bytes()
-    sidecar |= {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+    sidecar = example_s_sidecar(useless)
     (useless.path / "best.acf.json").write_text(json.dumps(sidecar))
     _, (record,) = run_json("--ciq-retune=1")
     told = record["numbers"]["retuned"]
